@@ -118,12 +118,12 @@ class Architecture:
     @property
     def towers(self) -> dict[str, Tower]:
         """The towers that have a head: ``quality``, and ``ui`` of a factorized model."""
-        found = {}
+        towers = {}
         if self.has_network:
-            found["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)
+            towers["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)
         if self.factors is not None:
-            found["ui"] = self._tower("ui", 0, self.factors.ui_units, ())
-        return found
+            towers["ui"] = self._tower("ui", 0, self.factors.ui_units, ())
+        return towers
 
     def _tower(self, name: str, crosses: int, units: tuple[int, ...], ranks: tuple[int, ...]) -> Tower:
         sources = self.sources.get(name) or ((),) * (len(units) + 1)

@@ -81,8 +81,8 @@ def hidden_layers(
             biased = biased_activation(activation, compiled)
             count, hidden = len(shape.units), [tf.cast(hidden[0], dtype)]
             layers = [_layer(components, f"{tower}/deep_{number}", dtype) for number in range(count)]
-            for place, ((first, *rest), bias) in enumerate(layers):
-                matrices = {-1: first, **_detours(architecture, components, tower, place)}
+            for index, ((first, *rest), bias) in enumerate(layers):
+                matrices = {-1: first, **_detours(architecture, components, tower, index)}
                 read = _read(hidden, matrices)
                 hidden.append(biased(functools.reduce(tf.matmul, rest, read), bias))
     return hidden
@@ -91,10 +91,10 @@ def hidden_layers(
 def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
     """Computes the outputs of a network in place of the layers, [n, B, units], of the dtype of ``e0``."""
     inputs, outputs = tf.unstack(e0), []
-    for number, own in enumerate(components):
+    for number, component in enumerate(components):
         weights = {
             name.removeprefix(NETWORK): tf.cast(weight, e0.dtype)
-            for name, weight in own.items()
+            for name, weight in component.items()
             if name.startswith(NETWORK)
         }
         outputs.append(network.forward(weights, inputs[number % len(inputs)], alpha2))
@@ -103,20 +103,20 @@ def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alp
 
 def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor]) -> tf.Tensor:
     """Adds up the products of layers' outputs with matrices."""
-    read = [tf.matmul(tf.cast(hidden[source], own.dtype), own) for source, own in matrices.items()]
+    read = [tf.matmul(tf.cast(hidden[source], matrix.dtype), matrix) for source, matrix in matrices.items()]
     return read[0] if len(read) == 1 else tf.add_n(read)
 
 
 def _detours(
-    architecture: Architecture, components: Sequence[Weights], tower: str, place: int
+    architecture: Architecture, components: Sequence[Weights], tower: str, index: int
 ) -> dict[int, tf.Tensor]:
     """The matrices by which a deep layer, or the head, reads other layers than the one before it."""
     shape = architecture.towers[tower]
-    is_head = place == len(shape.units)
-    reader, dtype = ("head", "float32") if is_head else (f"deep_{place}", architecture.compute_dtype)
+    is_head = index == len(shape.units)
+    reader, dtype = ("head", "float32") if is_head else (f"deep_{index}", architecture.compute_dtype)
     return {
         source: stacked(components, f"{tower}/{reader}_from_{source}", dtype)
-        for source in shape.sources[place]
+        for source in shape.sources[index]
     }
 
 
@@ -129,7 +129,7 @@ def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
 
 def stacked(components: Sequence[Weights], name: str, dtype: str = "float32") -> tf.Tensor:
     """Stacks a weight of n components, [n, ...]."""
-    return stack([tf.cast(own[name], dtype) for own in components])
+    return stack([tf.cast(component[name], dtype) for component in components])
 
 
 def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -194,42 +194,42 @@ def lay_out_tables(
         if layout.rows > np.iinfo(np.int32).max:
             raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
         layouts.append(layout)
-    for one in numbers:
-        place = next((place for place, layout in enumerate(layouts) if layout.tower == one.tower), 0)
-        layouts[place] = replace(layouts[place], numbers=(*layouts[place].numbers, one))
+    for number in numbers:
+        index = next((index for index, layout in enumerate(layouts) if layout.tower == number.tower), 0)
+        layouts[index] = replace(layouts[index], numbers=(*layouts[index].numbers, number))
     return tuple(layouts)
 
 
 def number_count(layouts: Sequence[TableLayout]) -> int:
     """Counts the numbers that each row of a batch has, K."""
-    return sum(one.size for one in all_numbers(layouts))
+    return sum(numbers.size for numbers in all_numbers(layouts))
 
 
 def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
     """Lists the features without rows, in the order of their columns."""
-    return tuple(sorted((one for layout in layouts for one in layout.numbers), key=lambda one: one.first))
+    return tuple(sorted((n for layout in layouts for n in layout.numbers), key=lambda n: n.first))
 
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
     """Lists the features of a log that a model has; pairs are made of these."""
-    names = [one.name for layout in layouts for one in layout.features if not one.of]
-    return names + [one.name for one in all_numbers(layouts)]
+    names = [feature.name for layout in layouts for feature in layout.features if not feature.of]
+    return names + [numbers.name for numbers in all_numbers(layouts)]
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
     products = [
-        _without_rows(f"{one.name}*{one.of}", layout.tower, one.width)
+        _without_rows(f"{pooled.name}*{pooled.of}", layout.tower, pooled.width)
         for layout in layouts
-        for one in (feature.pooled for feature in layout.features)
-        if one is not None
+        for pooled in (feature.pooled for feature in layout.features)
+        if pooled is not None
     ]
     return (*layouts, *products)
 
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature without rows a layout of its own, as for products."""
-    return (*layouts, *(_without_rows(one.name, one.tower, one.width) for one in all_numbers(layouts)))
+    return (*layouts, *(_without_rows(n.name, n.tower, n.width) for n in all_numbers(layouts)))
 
 
 def _without_rows(name: str, tower: str, width: int) -> TableLayout:

@@ -40,15 +40,15 @@ def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit``: NaN
     where there is none; a constant for the gradient.
     """
-    known = ~tf.math.is_nan(teacher_logit)
+    has_teacher = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
-    student = tf.where(known, logit, tf.zeros_like(logit))
+    student = tf.where(has_teacher, logit, tf.zeros_like(logit))
     # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
     # in place of the sum, large logits would leave nothing but rounding.
     clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
     other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
-    return tf.where(known, clicked + other, tf.zeros_like(student))
+    return tf.where(has_teacher, clicked + other, tf.zeros_like(student))
 
 
 def rank_loss(
@@ -255,9 +255,9 @@ def logit_curvature(
                 [tf.math.unsorted_segment_sum(bends, rows, tf.shape(logit)[0]) for rows in pairs]
             )
     if config.distillation is not None:
-        known = ~tf.math.is_nan(targets["teacher_logit"])
+        has_teacher = ~tf.math.is_nan(targets["teacher_logit"])
         share = config.distillation.weight * ramps["distillation"]
-        others.append(tf.where(known, share * own_weight * bend(logit), tf.zeros_like(logit)))
+        others.append(tf.where(has_teacher, share * own_weight * bend(logit), tf.zeros_like(logit)))
     for name, extra in config.extra_terms.items():
         with tf.GradientTape() as second:
             second.watch(logit)

@@ -62,15 +62,15 @@ def make_targets(
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     if count := number_count(layouts):
         targets[STATISTICS] = np.full((capacity, count), np.nan, np.float32)
-    for one in all_numbers(layouts):
-        own = targets[STATISTICS][: len(rows), one.first : one.first + one.size]
-        if one.single is not None:
-            own[:, 0] = numbers_of_ids(rows.ids[:, one.single])
+    for numbers in all_numbers(layouts):
+        columns = targets[STATISTICS][: len(rows), numbers.first : numbers.first + numbers.size]
+        if numbers.single is not None:
+            columns[:, 0] = numbers_of_ids(rows.ids[:, numbers.single])
         else:
-            ids, offsets = rows.multivalent[one.name]
+            ids, offsets = rows.multivalent[numbers.name]
             sizes = np.diff(offsets)
-            whole = numbers_of_ids(ids)[np.repeat(sizes == one.size, sizes)]
-            own[sizes == one.size] = whole.reshape(-1, one.size)
+            whole = numbers_of_ids(ids)[np.repeat(sizes == numbers.size, sizes)]
+            columns[sizes == numbers.size] = whole.reshape(-1, numbers.size)
     return targets
 
 

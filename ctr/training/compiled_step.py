@@ -89,7 +89,7 @@ class CompiledStep:
                 self.state.tables.optimizer.exchange()
                 if feed.preconditions:
                     self.state.dense_optimizer.exchange()
-        logit, *labels = (feed.in_order(one.numpy()) for one in (result.logit, *result.labels))
+        logit, *labels = (feed.in_order(logits.numpy()) for logits in (result.logit, *result.labels))
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = result.applied.numpy()[np.newaxis], result.terms.numpy()[np.newaxis]
         self.state.experts.count(len(feed.batch.rows))
@@ -131,8 +131,8 @@ class CompiledStep:
         feed = self._with_rows("score", feed)
         with self._calling("score", feed):
             score = on_step_device(self._functions_of(feed)[1])
-            found = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
-        (logit, *labels), slices = ([feed.in_order(one.numpy()) for one in part] for part in found)
+            scores = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        (logit, *labels), slices = ([feed.in_order(values.numpy()) for values in part] for part in scores)
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:

@@ -71,10 +71,10 @@ class BatchConfig(StrictModel):
     def _resolve(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        given = {name: one for name, one in content.items() if name not in _OPEN or one != "auto"}
-        if "growth" in given:
-            return {"least": 8, **given}
-        return {"growth": None, **given} if "rows" in given else given
+        settings = {name: value for name, value in content.items() if name not in _OPEN or value != "auto"}
+        if "growth" in settings:
+            return {"least": 8, **settings}
+        return {"growth": None, **settings} if "rows" in settings else settings
 
     def sizes(self, origin: int = 0) -> "BatchSize":
         """Returns how many rows batches have by position; ``origin`` is where the first one begins."""

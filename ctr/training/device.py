@@ -155,8 +155,8 @@ def make_deterministic(seed: int) -> None:
 
 
 def _threads(setting: int, variable: str) -> int:
-    given = os.environ.get(variable, "")
-    return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
+    value = os.environ.get(variable, "")
+    return setting or (int(value) if value.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
 def describe_environment(

@@ -104,13 +104,13 @@ def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> T
     workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
-    own = np.flatnonzero(workers[segments // count] == rank)
-    rows = division.order[segments[own] // count] - rank * division.capacity
+    local = np.flatnonzero(workers[segments // count] == rank)
+    rows = division.order[segments[local] // count] - rank * division.capacity
     return replace(
         plan,
         single=plan.single[: len(workers)][division.rows_of(rank)],
-        values=values[own],
-        segments=rows * count + segments[own] % count,
+        values=values[local],
+        segments=rows * count + segments[local] % count,
     )
 
 
@@ -139,13 +139,13 @@ def _requests(
         whose = owners[theirs]
         width = max(width, int(np.bincount(whose, minlength=size).max()))
         of_own.append(theirs[whose == rank])
-    own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
+    local, index = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
     for worker, theirs in enumerate(of_own):
-        asked[worker, : len(theirs)] = place[theirs]
+        asked[worker, : len(theirs)] = index[theirs]
     mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.
-    held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
+    held = distinct[local] // size if len(local) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions

@@ -121,8 +121,8 @@ def make_feed(
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
     if division is not None:
-        own = division.rows_of(division.seat.rank)
-        part, part_source = rows.keep(own), source[own]
+        local = division.rows_of(division.seat.rank)
+        part, part_source = rows.keep(local), source[local]
     pairs = rank_pairs(objective, part, part_source)
     all_ids, multivalent, drawn = (
         with_pair_ids(rows.ids, layouts),

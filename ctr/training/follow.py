@@ -143,8 +143,8 @@ class LagReport:
                 "trained_through": None if learned_until is None else learned_until[0],
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
-                    [partition.start, partition.end, round(one, 3)]
-                    for partition, one in zip(gone, seconds, strict=True)
+                    [partition.start, partition.end, round(delay, 3)]
+                    for partition, delay in zip(gone, seconds, strict=True)
                 ],
                 "seconds_p50": round(float(np.median(seconds)), 3) if seconds else None,
                 "seconds_max": round(max(seconds), 3) if seconds else None,
@@ -289,7 +289,7 @@ def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
 def _wait_for_logs(log: Path, config: TrainConfig, patience: _Patience) -> tuple[str | None, str | None]:
     """Waits until all logs are there; returns what is missing and the reason to wait no longer, or None and None."""
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
-    read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]
+    read = [log, *(Path(entry.path) for entry in (() if constraints is None else constraints.logs))]
     teacher_log = () if distillation is None or distillation.log is None else (Path(distillation.log),)
     published = {path: PublishedPartitions(path) for path in read}
 

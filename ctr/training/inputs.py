@@ -365,7 +365,7 @@ class PublishedInputs:
         """Finds what was published since; returns whether there is more to read. Raises InputError: a bad manifest."""
         before, ready = self.inputs, self._ready
         logs = [_as_the_first(log, self._workers, published) for log, published in self._published]
-        if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
+        if any(log is not previous for log, (previous, _) in zip(logs, self._published, strict=True)):
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
             ]

@@ -34,9 +34,9 @@ def label_lesson(
     Returns:
         Of each label the term of the loss, scalars, and the steps of the biases.
     """
-    logits = {name: logit for own in scores.values() for name, logit in own.labels.items()}
-    each = [(name, own) for name, logit in logits.items() for own in tf.unstack(tf.stop_gradient(logit))]
-    sums = [(bias, _sums(bias, batch.targets, *one)) for bias, one in zip(biases, each, strict=True)]
+    logits = {name: logit for expert in scores.values() for name, logit in expert.labels.items()}
+    each = [(name, part) for name, logit in logits.items() for part in tf.unstack(tf.stop_gradient(logit))]
+    sums = [(bias, _sums(bias, batch.targets, *pair)) for bias, pair in zip(biases, each, strict=True)]
     steps, _ = calibration_steps(sums, batch.workers)
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
     # What the whole batch shares is the bias's.

@@ -211,12 +211,12 @@ class LogsSeen:
 
     def update(self, manifests: Mapping[str, Sequence[Manifest]], rows: Mapping[str, int]) -> None:
         """Goes on with these partitions; ``rows``: see ``consumed``. Raises InputError: some are not what they were."""
-        for name, known in self.manifests.items():
-            if manifests[name] is known:
+        for name, seen in self.manifests.items():
+            if manifests[name] is seen:
                 continue
             count = self._partitions(name, rows[name])
-            if manifests[name][:count] != known[:count]:
-                raise self._changed(name, count, _difference(known, manifests[name]))
+            if manifests[name][:count] != seen[:count]:
+                raise self._changed(name, count, _difference(seen, manifests[name]))
         self.manifests = manifests
 
     def _changed(self, name: str, count: int, difference: str = "") -> InputError:

@@ -54,7 +54,7 @@ def table_optimizer(
     if newton:
         features = [len(layout.features) for layout in layouts]
         # Where features are not the log's own, a table is a model of its own.
-        of_model = sum(not one.of for layout in layouts for one in layout.features)
+        of_model = sum(not feature.of for layout in layouts for feature in layout.features)
         precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
         return RowNewton(setup, features, precisions)
     if config.rule == "one_sided":

@@ -59,8 +59,8 @@ def learned_batch(batch: "Batch", retrain: RetrainConfig | None) -> "Batch":
         return batch
     rows = batch.rows
     if retrain.kind == "drop_rows":
-        kept = uniform_hash(rows.query_id, retrain.salt) >= retrain.share
-        weight = np.where(kept, rows.train_weight, np.float32(0))
+        is_learned = uniform_hash(rows.query_id, retrain.salt) >= retrain.share
+        weight = np.where(is_learned, rows.train_weight, np.float32(0))
         return replace(batch, rows=replace(rows, train_weight=weight))
     begins = np.zeros(len(rows), np.int64)
     begins[rows.query_begins()[1:]] = 1

@@ -129,7 +129,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
     for rows in _FUSED_ROWS:
         values = [_FUSED_VALUES * rows * len(layout.multivalent) for layout in layouts]
         sizes = zip(layouts, values, strict=True)
-        tables = [TableSizes(rows * len(layout.single) + own, own) for layout, own in sizes]
+        tables = [TableSizes(rows * len(layout.single) + count, count) for layout, count in sizes]
         shapes.append(Shape(rows, 0, tuple(tables)))
     return tuple(shapes)
 

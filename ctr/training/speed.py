@@ -68,7 +68,7 @@ def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
     return seconds
 
 
-def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
+def ratio_quartiles(values: Sequence[float], base: Sequence[float]) -> list[float]:
     """Returns the quartiles of the ratios of two turns of the same round, the median in the middle."""
-    quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
+    quartiles: list[float] = np.quantile(np.array(values) / np.array(base), [0.25, 0.5, 0.75]).tolist()
     return quartiles

@@ -51,8 +51,8 @@ class Batch(NamedTuple):
     def loss(
         self, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        given = scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted
-        return loss_and_terms(self.config, self.targets, prediction, *given)
+        rest = (scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted)
+        return loss_and_terms(self.config, self.targets, prediction, *rest)
 
 
 class Lesson(NamedTuple):
@@ -91,19 +91,19 @@ def lesson_of(
         scores: of each of them.
         prediction: float32 [B].
     """
-    logits = {name: ensemble_logit(own.logits) for name, own in scores.items()}
+    logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}
     steps, gain = _fitting(state, experts, batch, scores, logits, prediction)
     moves = {calibrator: step.move for calibrator, step in steps}
     losses, unranked, curvature, of_each = [], [], {}, {}
-    for name, own in scores.items():
+    for name, expert in scores.items():
         biases = state.biases.get(name)
-        shifted, left = own.logits, None
+        shifted, left = expert.logits, None
         if biases is not None:
             # What the whole batch shares is the bias's, what a query shares is nobody's.
-            moved = own.logits + tf.stack([moves[bias] for bias in biases]) if biases else own.logits
+            moved = expert.logits + tf.stack([moves[bias] for bias in biases]) if biases else expert.logits
             effects, left = _query_effects(batch.targets, moved)
             shifted = moved + effects
-        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, own), shifted)
+        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, expert), shifted)
         losses.append(loss)
         unranked.append(without_ranking(batch.config, terms))
         if name in (experts.names[0], PAIRS):
@@ -129,18 +129,18 @@ def _of_prediction(
     loss, terms = batch.loss(prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
     if batch.config.anti_distillation is None:
         return loss, terms
-    place = loss_terms(batch.config).index("anti_distillation")
-    common = of_each[NETWORK][1][place]
-    return loss + common, terms + common * tf.one_hot(place, terms.shape[0])
+    index = loss_terms(batch.config).index("anti_distillation")
+    common = of_each[NETWORK][1][index]
+    return loss + common, terms + common * tf.one_hot(index, terms.shape[0])
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The effects of the queries of rows with logits [n, B], and what is left; nothing learns from them."""
-    found = [
+    results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))
     ]
-    effects, left = zip(*found, strict=True)
+    effects, left = zip(*results, strict=True)
     return tf.stack(effects), tf.stack(left)
 
 
@@ -193,8 +193,8 @@ def calibration_steps(
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], list[tf.Tensor]]:
     """Computes the steps of calibrators by the sums of each over this worker's rows, and also sums ``others``."""
     # In one message: each has its latency.
-    total = iter(workers.all_reduce([*(part for _, own in sums for part in own), *others]))
-    steps = [(one, one.step(BatchSums(next(total), next(total), next(total)))) for one, _ in sums]
+    total = iter(workers.all_reduce([*(part for _, batch_sums in sums for part in batch_sums), *others]))
+    steps = [(c, c.step(BatchSums(next(total), next(total), next(total)))) for c, _ in sums]
     return steps, list(total)
 
 
@@ -208,7 +208,7 @@ def _sums(
     """Returns what a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
-    columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
+    columns = [tf.ones_like(weight), *(tf.stop_gradient(value) for value in inputs)]
     curvature = weight * bend(logit)
     if is_bias:
         share = query_share(targets["query"], curvature)

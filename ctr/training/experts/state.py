@@ -52,8 +52,8 @@ class ExpertState:
             if name != NETWORK:
                 self.biases[name] = [OnlineBias(name, self.weights[bias_of(name)])]
             elif len(experts.names) > 1:
-                own = [f"{prefix}output_bias" for prefix in experts.network.prefixes]
-                self.biases[name] = [OnlineBias(bias, network[bias]) for bias in own if bias in network]
+                names = [f"{prefix}output_bias" for prefix in experts.network.prefixes]
+                self.biases[name] = [OnlineBias(bias, network[bias]) for bias in names if bias in network]
         self.combiners: dict[str, OnlineNewton] = {}
         for some in (experts, experts.without_pairs):
             if (count := len(some.names) - 1) and some.combination not in self.combiners:
@@ -85,7 +85,7 @@ class ExpertState:
         return {bias.name for bias in self.biases.get(NETWORK, ())}
 
     def variables(self) -> dict[str, tf.Variable]:
-        calibrators: list[Calibrator] = [bias for own in self.biases.values() for bias in own]
+        calibrators: list[Calibrator] = [bias for biases in self.biases.values() for bias in biases]
         named = dict(self.weights)
         for calibrator in (*calibrators, *self.combiners.values()):
             named |= calibrator.variables

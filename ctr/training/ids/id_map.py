@@ -62,9 +62,9 @@ class Occupants:
     time_us: int  # for which frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
-        own, arrays = self.features == feature, {**vars(self)}
+        selected, arrays = self.features == feature, {**vars(self)}
         del arrays["time_us"]
-        return replace(self, **{name: array[own] for name, array in arrays.items()})
+        return replace(self, **{name: array[selected] for name, array in arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -382,27 +382,27 @@ class IdMap:
         taken = np.flatnonzero(features != FREE)
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
-    def adopt(self, features: np.ndarray, known: Occupants) -> np.ndarray:
+    def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out: their
         row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
         """
-        now = self._advance(known.time_us)
-        kept = np.ones(len(features), np.bool_)
+        now = self._advance(ids.time_us)
+        fits = np.ones(len(features), np.bool_)
         excess = self._by_feature(features) - (self._capacity - self._occupancy)
         for feature in np.flatnonzero(excess > 0):
-            own = np.flatnonzero(features == feature)
-            use = known.last_seen[own], known.frequency[own]
-            kept[own[evicted_first(self._eviction, now, *use, excess[feature])]] = False
-        chosen = np.flatnonzero(kept)
+            members = np.flatnonzero(features == feature)
+            use = ids.last_seen[members], ids.frequency[members]
+            fits[members[evicted_first(self._eviction, now, *use, excess[feature])]] = False
+        chosen = np.flatnonzero(fits)
         weight = self._clock.weight(now)
-        slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now, weight)
+        slots = self._occupy(features[chosen], ids.fingerprints[chosen], ids.uses[chosen], now, weight)
         which, indices = self._slots.indices_of(slots)
-        own = chosen[which]
+        local = chosen[which]
         for name in ("first_seen", "last_seen"):
-            self._of_ids[name][indices] = getattr(known, name)[own]
-        self._of_ids["frequency"][indices] = known.frequency[own] * self._clock.weight(known.time_us)
+            self._of_ids[name][indices] = getattr(ids, name)[local]
+        self._of_ids["frequency"][indices] = ids.frequency[local] * self._clock.weight(ids.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
@@ -509,9 +509,9 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
     """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
-    held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
-    found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
-    return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+    held = [id_map.held_slots(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
+    slots = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(slots, np.cumsum([len(part) for part in held])[:-1])
 
 
 def named_arrays(

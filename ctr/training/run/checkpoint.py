@@ -150,20 +150,20 @@ def read_parts(
         of_file = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
         for name, values in each_array(folder / entry["file"]):
             part = of_file.get(name)
-            own = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
-            if own is None and part is None:
+            selected = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
+            if selected is None and part is None:
                 arrays[name] = values
-            elif own is None and part is not None:
+            elif selected is None and part is not None:
                 whole.setdefault(name, []).append((part, values))
-            elif own is not None and part is None:
-                parts[name], arrays[name] = own, shard(values, own)
-            elif own is not None and part is not None:
-                parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
+            elif selected is not None and part is None:
+                parts[name], arrays[name] = selected, shard(values, selected)
+            elif selected is not None and part is not None:
+                parts[name], arrays[name] = selected, reshard_to(selected, [(part, values)], arrays.get(name))
                 seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
-    return arrays | {name: reshard(found) for name, found in whole.items()}, parts
+    return arrays | {name: reshard(pieces) for name, pieces in whole.items()}, parts
 
 
 class Copies:
@@ -363,11 +363,11 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
     Raises InputError: there is none, or its bytes are not what was written.
     """
     while True:
-        found = _complete_checkpoints(folder)
-        if not found:
+        paths = _complete_checkpoints(folder)
+        if not paths:
             raise InputError(f"{folder}: there is no checkpoint")
-        chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
-        positions = ", ".join(str(int(path.name)) for path in found)
+        chosen = paths[-1:] if examples is None else [path for path in paths if int(path.name) == examples]
+        positions = ", ".join(str(int(path.name)) for path in paths)
         if not chosen:
             raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
         try:

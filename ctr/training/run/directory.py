@@ -171,7 +171,7 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     is_regrouped = before.get("workers", 1) != now.get("workers", 1)
     read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
     then, today = (
-        {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
+        {key: value for key, value in content.items() if key not in read_only} for content in (before, now)
     )
     differences = differing_keys(then, today)
     if is_regrouped and not differences:

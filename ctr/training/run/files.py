@@ -90,9 +90,9 @@ class GrowingFile:
     @classmethod
     def open(cls, path: Path, length: int) -> Self:
         """Opens or creates a file, and cuts off what lies behind ``length`` bytes. Raises InputError: it is shorter."""
-        found = path.stat().st_size if path.exists() else 0
-        if found < length:
-            raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines were lost")
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise InputError(f"{path}: has {size} bytes, {length} at the checkpoint: lines were lost")
         # Unbuffered, so that nothing is left to be written when the disk was full once.
         file = path.open("ab", buffering=0)
         file.truncate(length)
@@ -210,9 +210,9 @@ class RunFiles:
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()
-            folder, kept = self._checkpoints, self._config
+            folder, config = self._checkpoints, self._config
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
-            checkpoint.save(folder, examples, arrays, state, kept.keep, shared)
+            checkpoint.save(folder, examples, arrays, state, config.keep, shared)
 
         self.background.submit(write)
 

@@ -150,5 +150,5 @@ def timing_before(summary_path: Path) -> Mapping[str, float | None]:
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")
-    known = {key: value for key, value in before.items() if type(value) in (int, float)}
-    return {key: known.get(key) for key in TIMING}
+    numbers = {key: value for key, value in before.items() if type(value) in (int, float)}
+    return {key: numbers.get(key) for key in TIMING}

@@ -71,9 +71,9 @@ class Run:
     ) -> None:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers, self.inputs = state, state.workers, inputs
-        self.observers = [one for one in observers if self.workers.is_chief or one.on_all_workers]
-        self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
-        self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
+        self.observers = [o for o in observers if self.workers.is_chief or o.on_all_workers]
+        self._logs = LogsSeen(run_dir, {name: log.manifests for name, log in inputs.row_logs.items()})
+        self._log_paths = {name: log.path for name, log in inputs.row_logs.items()}
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self.position = Position({name: Passed() for name in inputs.row_logs})
@@ -208,7 +208,7 @@ class Run:
     def follow_logs(self, inputs: Inputs) -> None:
         """Goes on with these logs. Raises InputError: partitions seen so far are not what they were."""
         self.inputs = inputs
-        manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
+        manifests = {name: log.manifests for name, log in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
@@ -330,13 +330,13 @@ class Run:
         position.trained_rows += int(np.count_nonzero(rows.train_weight[is_learned]))
         position.skipped_rows += int(np.count_nonzero(~is_learned))
         limit = self.config.max_skipped_steps
-        for one, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
-            note_step(position, one.begin, one.end, applied)
+        for step_batch, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
+            note_step(position, step_batch.begin, step_batch.end, applied)
             if applied:
-                self._last_applied = one.begin
+                self._last_applied = step_batch.begin
             if limit is not None and position.skipped_in_a_row >= limit:
                 # The rows of the call behind this batch may be good ones.
-                position.learned = one.end
+                position.learned = step_batch.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
         if scores.terms is None:
@@ -403,7 +403,7 @@ class Run:
     def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here; begins the next one."""
         position, ramps, rates = self.position, self.ramps(), self.rates()
-        spectra = {name: one._asdict() for name, one in self.state.optimizer_spectra().items()}
+        spectra = {name: spectrum._asdict() for name, spectrum in self.state.optimizer_spectra().items()}
         line = {
             "examples": position.examples,
             "window_begin": position.window_times[0],

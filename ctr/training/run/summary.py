@@ -73,8 +73,8 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
     for name, label in summary.get("labels", {}).items():
-        found = [f"{key} {'-' if label[key] is None else f'{label[key]:.5f}'}" for key in LABEL_METRICS]
-        lines.append(f"  {name:<20}{', '.join(found)}; {label['examples']} rows with a known label")
+        metrics = [f"{key} {'-' if label[key] is None else f'{label[key]:.5f}'}" for key in LABEL_METRICS]
+        lines.append(f"  {name:<20}{', '.join(metrics)}; {label['examples']} rows with a known label")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
     lines.append(f"  dense weights       {summary['dense_optimizer']}")
@@ -85,7 +85,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if rows := summary.get("set_aside_rows"):
-        queries = [f"{one['query_id']} (rows {one['begin']} to {one['end']})" for one in summary["set_aside"]]
+        queries = [f"{q['query_id']} (rows {q['begin']} to {q['end']})" for q in summary["set_aside"]]
         shown = ", ".join(queries[:_SHOWN]) + (", ..." if len(queries) > _SHOWN else "")
         lines.append(
             f"  set aside           {rows} rows, in queries of more than batch.max_query_rows: {shown}"
@@ -128,19 +128,19 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
     """Formats predicted over actual clicks with its interval and what it says, in a line."""
-    found = _click_ratio(summary)
-    text = f"predicted / actual clicks {_ratio_text(*found)}: {describe(*found)}"
+    ratio = _click_ratio(summary)
+    text = f"predicted / actual clicks {_ratio_text(*ratio)}: {describe(*ratio)}"
     last = summary["last_window"]
     return f"{text}; in the last window {_ratio_text(*_click_ratio(last))}" if last else text
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
     """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
-    found = _click_ratio(summary)
-    if judge(*found) != "wrong":
+    ratio = _click_ratio(summary)
+    if judge(*ratio) != "wrong":
         return None
     excess = _excess(summary)
-    many = "many" if found[0] > 1 else "few"
+    many = "many" if ratio[0] > 1 else "few"
     share = (
         f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
     )
@@ -152,9 +152,9 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
         else ""
     )
     return (
-        f"predicted / actual clicks is {_ratio_text(*found)}, too {many} predicted clicks"
+        f"predicted / actual clicks is {_ratio_text(*ratio)}, too {many} predicted clicks"
         f"{share if excess >= _TOP_SHARE else ''}{where}; look at "
-        + "; ".join(_causes(summary, config, found[0], excess, is_over))
+        + "; ".join(_causes(summary, config, ratio[0], excess, is_over))
     )
 
 

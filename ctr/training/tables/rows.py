@@ -138,9 +138,9 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
     if not curvature:
         return gradient
     values, groups = curvature
-    known = tf.cast(groups >= 0, tf.float32)
+    has_group = tf.cast(groups >= 0, tf.float32)
     return tf.concat(
-        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
+        [gradient, tf.stack([values, has_group * tf.cast(groups, tf.float32), has_group], axis=1)], axis=1
     )
 
 
@@ -149,6 +149,6 @@ def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Te
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
-    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
-    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
+    values, groups, counts = tf.unstack(packed[:, columns:], num=3, axis=1)
+    groups = tf.where(counts > 0, tf.round(tf.math.divide_no_nan(groups, counts)), -1.0)
     return gradient, (values, tf.cast(groups, tf.int32))

@@ -116,17 +116,17 @@ class EmbeddingTables:
         }
         maps = [self.id_maps[number] for number in pending]
         slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
-        found, begun = {}, []
-        for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
+        by_table, begun = {}, []
+        for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
                 rows, new = id_map.learn(
-                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
+                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
                 )
                 begun.append(_new_rows(number, ids, Learned(rows, new)))
             else:
-                rows = id_map.look_up(ids.features, ids.fingerprints, own)
-            found[number] = rows
-        return found, begun
+                rows = id_map.look_up(ids.features, ids.fingerprints, indices)
+            by_table[number] = rows
+        return by_table, begun
 
     def assign_batches(
         self, plans: Sequence[BatchPlans], times_us: Sequence[int]
@@ -155,16 +155,16 @@ class EmbeddingTables:
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
-        for number in dict.fromkeys(one.table for one in new):
-            own = [one for one in new if one.table == number]
-            self._reset_rows(number, *(np.concatenate(arrays) for arrays in list(zip(*own, strict=True))[1:]))
+        for number in dict.fromkeys(entry.table for entry in new):
+            same = [entry for entry in new if entry.table == number]
+            self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
 
-    def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
+    def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
         """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
-        features = np.full(len(known.rows), feature, np.int16)
-        rows = self.id_maps[number].adopt(features, known)
+        features = np.full(len(occupants.rows), feature, np.int16)
+        rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
-        self._reset_rows(number, rows[fits], features[fits], known.fingerprints[fits])
+        self._reset_rows(number, rows[fits], features[fits], occupants.fingerprints[fits])
         return rows
 
     def _reset_rows(

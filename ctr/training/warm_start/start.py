@@ -122,9 +122,9 @@ def _read_old(run_dir: Path) -> _Old:
         for layout in layouts:
             check_table(weights[f"rows/{layout.name}"], layout)
         for index, shape in enumerate(shapes.values()):
-            found = weights[name := f"dense/{index:03d}"].shape
-            if found != shape:
-                raise ValueError(f"{name} has the shape {list(found)}, not {list(shape)}")
+            stored = weights[name := f"dense/{index:03d}"].shape
+            if stored != shape:
+                raise ValueError(f"{name} has the shape {list(stored)}, not {list(shape)}")
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _mismatch(run_dir, error) from None
@@ -205,7 +205,7 @@ def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -
         return ""
     shares, both = (positives / rows, more / more_rows), (positives + more) / (rows + more_rows)
     noise = math.sqrt(both * (1 - both) * (1 / rows + 1 / more_rows))
-    odds = sorted((own + 1) / (all_rows - own + 1) for all_rows, own in (before, after))
+    odds = sorted((count + 1) / (all_rows - count + 1) for all_rows, count in (before, after))
     if abs(shares[1] - shares[0]) <= 5 * noise or odds[1] <= _OTHER_ODDS * odds[0]:
         return ""
     return (

@@ -61,16 +61,16 @@ class Side:
     def meaning(self, feature: FeatureRows) -> dict[str, Any]:
         """Returns how the features of the log are defined whose ids a feature has; empty where one is missing."""
         meanings = feature_meanings(self.schema)
-        known = [meanings.get(name) for name in feature.of or (feature.name,)]
-        if any(one is None for one in known):
+        definitions = [meanings.get(name) for name in feature.of or (feature.name,)]
+        if any(definition is None for definition in definitions):
             return {}
-        return known[0] or {} if len(known) == 1 else {"of": known}
+        return definitions[0] or {} if len(definitions) == 1 else {"of": definitions}
 
     def network_inputs(self) -> dict[str, Any]:
         """Returns what decides the meaning of dense weights, beside their names and shapes."""
-        model, own = self.config.model, self.config.model.table_layouts(self.schema, 1)
+        model, layouts = self.config.model, self.config.model.table_layouts(self.schema, 1)
         return {
-            "embeddings": tower_columns(own, model.factorized is not None),
+            "embeddings": tower_columns(layouts, model.factorized is not None),
             "model.experts": has_linear_inside(model),
             "model.network": model.network,
         }
@@ -160,7 +160,7 @@ def _take_rows(
         for group in () if differing else optimizer.feature_state:
             number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
-    left = (name for name, (*_, one) in old_features.items() if name not in features and not one.of)
+    left = (name for name, (*_, removed) in old_features.items() if name not in features and not removed.of)
     lines += [Line("feature", name, "left", "") for name in left]
     return [*lines, Line("optimizer", "embeddings", "fresh" if differing else "taken", "; ".join(differing))]
 
@@ -175,7 +175,7 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
         if name in before:
             why = differing_keys(old_meanings[name], meanings[name])
         if not why:
-            columns, old_columns = (slice(one.first, one.first + one.size) for one in (numbers, before[name]))
+            columns, old_columns = (slice(n.first, n.first + n.size) for n in (numbers, before[name]))
             for group in (STATISTICS, APART):
                 arrays[group][:, columns] = old_arrays[group][:, old_columns]
         lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
@@ -217,8 +217,8 @@ def _take_dense(
         names = optimizer_names
         if new.config.preconditions != old.config.preconditions:
             # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
-            own = {name: array.shape for name, array in old_arrays.items()}
-            names = [name for name in names if own.get(name) == arrays[name].shape]
+            shapes = {name: array.shape for name, array in old_arrays.items()}
+            names = [name for name in names if shapes.get(name) == arrays[name].shape]
         for name in names:
             arrays[name][...] = old_arrays[name]
     return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
