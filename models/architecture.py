@@ -112,12 +112,12 @@ class Architecture:
 
     @property
     def prefixes(self) -> list[str]:
-        """Returns what the names of each component's weights begin with."""
+        """Returns the prefix of the weights' names for each component."""
         return [f"component_{number}/" for number in range(self.components)] if self.components > 1 else [""]
 
     @property
     def towers(self) -> dict[str, Tower]:
-        """The towers that have a head: ``quality``, and ``ui`` of a factorized model."""
+        """Returns the towers that have a head: ``quality``, and ``ui`` of a factorized model."""
         towers = {}
         if self.has_network:
             towers["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)

@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
     @property
     def predictions(self) -> list[tf.Tensor]:
-        """The logits of the whole ensemble, float32 [B]: of the click, and of each of the labels."""
+        """Returns the ensemble's logits for the click and each label, float32 [B]."""
         return [ensemble_logit(logits) for logits in (self.logits, *self.labels.values())]
 
 
@@ -81,7 +81,7 @@ def forward(
 
 
 def rounded_weights(architecture: Architecture, weights: Weights) -> dict[str, tf.Tensor]:
-    """Rounds what every product would round, once: the same scores, from weights of half the size."""
+    """Rounds weights to the dtype of the products once: the same scores, from weights of half the size."""
     dtype = architecture.compute_dtype
     layers = {f"{tower}/{kind}" for tower in architecture.towers for kind in ("cross_", "deep_")}
     return {
@@ -189,7 +189,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
 
 
 def _joints(factors: Factors) -> np.ndarray:
-    """Evenly spaced over [-reach, reach]; a single one is at 0."""
+    """Returns joints spaced evenly over [-reach, reach]; a single one is at 0."""
     if factors.pieces == 2:
         return np.zeros(1, np.float32)
     return np.linspace(-factors.reach, factors.reach, factors.pieces - 1, dtype=np.float32)

@@ -58,7 +58,7 @@ def hidden_layers(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> list[tf.Tensor]:
-    """Computes what the deep layers and the head may read: e_0 or the last e_i, then each h_i, [n, B, h].
+    """Computes the inputs of the deep layers and the head: e_0 or the last e_i, then each h_i, [n, B, h].
 
     Args:
         components: the weights of each.
@@ -110,7 +110,7 @@ def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor]) -> tf.
 def _detours(
     architecture: Architecture, components: Sequence[Weights], tower: str, index: int
 ) -> dict[int, tf.Tensor]:
-    """The matrices by which a deep layer, or the head, reads other layers than the one before it."""
+    """Returns the skip connections of a deep layer or the head: a matrix for each earlier layer that it reads."""
     shape = architecture.towers[tower]
     is_head = index == len(shape.units)
     reader, dtype = ("head", "float32") if is_head else (f"deep_{index}", architecture.compute_dtype)
@@ -121,7 +121,7 @@ def _detours(
 
 
 def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
-    """The weights of n layers of one shape."""
+    """Stacks the weights of n layers of one shape."""
     names = ["w"] if f"{name}/w" in components[0] else ["u", "v"]
     bias = stacked(components, f"{name}/{names[-1]}_bias", dtype)
     return [stacked(components, f"{name}/{part}", dtype) for part in names], tf.expand_dims(bias, 1)

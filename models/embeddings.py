@@ -41,7 +41,7 @@ def create_table(
 def _first_rows(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Tensor | np.ndarray:
-    """The fixed rows with which a table begins, float32 [rows, columns].
+    """Returns the initial fixed rows of a table, float32 [rows, columns].
 
     Embeddings are normal with deviation ``init_scale``, linear weights 0.
 
@@ -253,7 +253,7 @@ def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def tower_inputs(
     looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorized: bool
 ) -> dict[str, TowerInput]:
-    """Concatenates what the tables of each tower give.
+    """Concatenates the embeddings of each tower's tables.
 
     Args:
         looked_up: for each table the entries of the rows.
@@ -283,7 +283,7 @@ def tower_inputs(
 
 
 def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
-    """[B, features, width] as [B, features * width]."""
+    """Reshapes [B, features, width] to [B, features * width]."""
     rows = -1 if layout.width else tf.shape(embeddings)[0]
     return tf.reshape(embeddings, [rows, len(layout.features) * layout.width])
 

@@ -49,7 +49,7 @@ def _truncated_normal(shape: Sequence[int], seed: int, deviation: float) -> tf.T
 
 
 class _Start(NamedTuple):
-    """The shape of a weight, and what draws it or the value of all its elements."""
+    """The shape of a weight, and its initializer or the value of all its elements."""
 
     shape: tuple[int, ...]
     values: Initializer | float
@@ -127,7 +127,7 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
 
 
 def _tower(name: str, tower: Tower, width: int) -> dict[str, _Start]:
-    """``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``, ``deep_0/w_bias`` and so on."""
+    """Returns the layers' weights: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w`` and so on."""
     starts: dict[str, _Start] = {}
     for number in range(tower.crosses):
         sizes = [width, tower.cross_rank, width] if tower.cross_rank else [width, width]
@@ -148,7 +148,7 @@ def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dic
 
 
 def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:
-    """The matrices by which layers read others than the one before: ``deep_1_from_0``, ``head_from_1``."""
+    """Returns the matrices of skip connections: ``deep_1_from_0``, ``head_from_1``."""
     widths, starts = [width, *tower.units], {}
     for index, sources in enumerate(tower.sources):
         is_head = index == len(tower.units)

@@ -20,7 +20,7 @@ from tensorflow.python.framework.ops import gradient_registry
 
 
 def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``tf.custom_gradient`` of a function that returns its results and the function of their gradients."""
+    """Wraps a function that returns its results and their gradient function, as ``tf.custom_gradient`` does."""
     with_gradient = tf.custom_gradient(function)
 
     @tf.autograph.experimental.do_not_convert

@@ -12,7 +12,7 @@ from ctr.models.rows import TableLayout
 
 
 class RowCurvature(NamedTuple):
-    """Of the U distinct rows of a batch in one table.
+    """Curvature of the U distinct rows of a batch in one table.
 
     Attributes:
         curvature: float32 [U], the second derivative of the loss by the row's linear weight.
@@ -76,7 +76,7 @@ def row_curvatures(
 
 
 def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
-    """The same where some features are absent, whose rows have no curvature.
+    """Sets the curvature of absent features' rows to 0.
 
     Args:
         curvatures: of all rows.
@@ -87,18 +87,18 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
 
 
 class Part:
-    """All of a model; a search steps with other parts, of its candidates."""
+    """The part of a model that a step computes with: all of it; a search has parts of its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
-        """The dense weights that are computed with."""
+        """Returns the dense weights of the part."""
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """Returns what is computed with of what a table gives."""
+        """Selects the part of a table's embeddings and linear weights that the step computes with."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """The curvature of the rows of a table by their own linear weights."""
+        """Returns the curvature of a table's rows with respect to their linear weights."""
         return curvature
 
 

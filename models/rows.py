@@ -53,12 +53,12 @@ class Pooled:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its weights."""
+        """Returns the shapes of the attention's weights by name."""
         return {"query": (self.target, self.width), "recency": (self.most,)}
 
     @property
     def operations(self) -> int:
-        """The floating-point operations for a row, whose list is computed at full length."""
+        """Counts the floating-point operations for a row, whose list is computed at full length."""
         return 2 * self.target * self.width + self.most * (4 * self.width + 6)
 
 
@@ -84,7 +84,7 @@ class Numbers:
 
     @property
     def width(self) -> int:
-        """Columns of the tower's input: the numbers, and whether they are missing."""
+        """Number of columns in the tower's input: the numbers, and a flag for missing ones."""
         return self.size + 1
 
 
@@ -112,12 +112,12 @@ class FeatureRows:
 
     @property
     def source(self) -> str:
-        """The feature of the log whose ids it has, where these are not made of two others'."""
+        """The feature of the log whose ids this one has; not for crosses of two features."""
         return self.of[0] if len(self.of) == 1 else self.name
 
     @cached_property
     def salt(self) -> np.int64:
-        """Returns what distinguishes its ids that grow from those of other features."""
+        """Returns the constant XORed into growing ids, so that equal ids of two features differ."""
         return np.frombuffer(hashlib.sha256(self.name.encode()).digest()[:8], "<i8")[0]
 
 

@@ -206,7 +206,7 @@ def measured_families(families: Sequence[Family], source: int) -> dict[str, int]
 
 
 def slice_names(config: SliceConfig, family: Family) -> list[str]:
-    """Says in words what each slice holds, in the order of ``ctr.objective.bias_constraints``."""
+    """Describes each slice in words, in the order of the dual variables."""
     axes = []
     for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
         if values == "all":

@@ -280,7 +280,7 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def ranks_outside_embeddings(self) -> bool:
-        """Tells whether embeddings learn as without the rank loss that the other weights learn by."""
+        """Returns whether embeddings ignore the rank loss that the other weights learn from."""
         return self.ranking is not None and self.ranking.trains == "outside_embeddings"
 
     @property
@@ -304,7 +304,7 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def scored_part(self) -> "ObjectiveConfig":
-        """The part that scoring needs: which slices the rows are in."""
+        """Returns the part of the objective that scoring needs: the constraints that assign rows to slices."""
         return ObjectiveConfig(bias_constraints=self.bias_constraints)
 
 

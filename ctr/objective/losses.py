@@ -192,7 +192,7 @@ def label_losses(
     ramps: Mapping[str, tf.Tensor],
     total_weight: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Computes what each label adds to the loss, scalars; its sum over rows is divided by ``total_weight``.
+    """Computes the loss term of each label, scalars: its sum over rows, divided by ``total_weight``.
 
     ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
     """
@@ -271,7 +271,7 @@ def logit_curvature(
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    """Computes p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
@@ -284,7 +284,7 @@ def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
 
 
 def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
-    """A term of the whole batch, which all workers compute, as the share of the first one; its gradient stays."""
+    """Zeroes a term that all workers compute for the whole batch, but on the first one; its gradient stays."""
     if workers.size == 1:
         return term
     share = term if workers.is_chief else tf.zeros_like(term)

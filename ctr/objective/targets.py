@@ -90,7 +90,7 @@ def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
 
 
 def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Train weights, float32 [N], 0 for rows whose own losses do not count."""
+    """Returns train weights, float32 [N], 0 for rows whose own losses do not count."""
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
@@ -120,7 +120,7 @@ def target_signature(
     layouts: Sequence[TableLayout] = (),
     is_divided: bool = False,
 ) -> dict[str, tf.TensorSpec]:
-    """Returns the names and types of what ``make_targets`` returns.
+    """Returns the names and types of the arrays that ``make_targets`` returns.
 
     A part of a batch has ``batch_weight``, too (``whole_batch_weight``).
     """

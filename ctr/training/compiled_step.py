@@ -76,7 +76,7 @@ class CompiledStep:
         self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
+        """Scores a batch, then makes a step with it; a batch without good rows has neither scores nor a step."""
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
@@ -136,7 +136,7 @@ class CompiledStep:
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
+        """Returns whether the weights, after the last step, predict soundly for its batch."""
         if self._last_applied is None:
             return True
         feed = self._last_applied().of_tables(self.state.active_layouts)
@@ -203,7 +203,7 @@ class CompiledStep:
 def fresh_state(
     config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
 ) -> TrainState:
-    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
+    """Makes a run's initial state, always the same; restricts TensorFlow to operations that repeat bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
     return TrainState(layouts, config, dtype, families, workers)

@@ -64,7 +64,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
 
 
 def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
-    """Returns where each of N elements is, int64 [N], if those of each of W workers stand together in order, padded."""
+    """Returns the index of each of N elements, int64 [N], after grouping by W workers, in order, each group padded."""
     by_worker = np.argsort(workers, kind="stable")
     counts = np.bincount(workers, minlength=size)
     within = np.arange(len(workers)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -79,7 +79,7 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
 def share_of_table(
     layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
-    """Finds what a worker needs of a table for its B rows, and what others need of its part.
+    """Finds the table rows that a worker needs for its B rows, and the rows of its part that others need.
 
     A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
 
@@ -100,7 +100,7 @@ def share_of_table(
 
 
 def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> TablePlan:
-    """Selects what this worker's rows need of a plan of the whole batch."""
+    """Restricts a plan of the whole batch to this worker's rows."""
     workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]

@@ -40,7 +40,7 @@ class FusedFeed:
 
     @cached_property
     def batch(self) -> Batch:
-        """All batches as one."""
+        """Joins all batches into one."""
         rejects = [batch.rejects for batch in self.batches]
         rejects = [rows for rows in rejects if len(rows)] or rejects[:1]
         return Batch(self.joined, join_rows(rejects), self.batches[-1].end, self.batches[-1].last)
@@ -55,7 +55,7 @@ class FusedFeed:
         return np.array([len(batch.rows) for batch in self.batches])
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """Joins what steps returned for the padded rows of each batch, [K, B]."""
+        """Joins the results for the padded rows of each batch, [K, B], without the padding."""
         joined: np.ndarray = values[np.arange(values.shape[1]) < self.counts[:, np.newaxis]]
         return joined
 
@@ -122,7 +122,7 @@ def make_fused_feed(
 
 
 def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
-    """Finds the smallest shape that holds a batch; None: none does, or it has no good rows."""
+    """Returns the smallest shape that holds a batch, or None if none does or the batch has no good rows."""
     rows = batch.rows
     values = [
         sum(len(rows.multivalent[feature.source][0]) for feature in layout.multivalent) for layout in layouts

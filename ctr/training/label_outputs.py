@@ -17,7 +17,7 @@ from ctr.training.experts.learning import Batch, calibration_steps
 
 
 def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable]) -> list[OnlineBias]:
-    """Makes what lets the biases of further labels learn: of each label those of the components."""
+    """Makes the online biases of further labels: for each label, one for each component."""
     names = [
         f"{prefix}{label_weights(label)[1]}"
         for label in architecture.labels
@@ -29,7 +29,7 @@ def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable])
 def label_lesson(
     batch: Batch, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
 ) -> tuple[list[tf.Tensor], list[tuple[Calibrator, CalibrationStep]]]:
-    """Computes what the labels learn by from the logits of components, [n, B] by label.
+    """Computes the labels' loss terms and bias steps from the logits of components, [n, B] by label.
 
     Returns:
         Of each label the term of the loss, scalars, and the steps of the biases.
@@ -46,7 +46,7 @@ def label_lesson(
 
 
 def _sums(bias: OnlineBias, targets: Mapping[str, tf.Tensor], name: str, logit: tf.Tensor) -> BatchSums:
-    """Sums what a bias learns by from a component's logits [B]."""
+    """Sums a bias's gradient and curvature over a component's logits [B]."""
     positive, negative = (targets[column] for column in target_columns(name))
     p = tf.sigmoid(logit)
     gradient, curvature = negative * p - positive * (1.0 - p), (positive + negative) * p * (1.0 - p)

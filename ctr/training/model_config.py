@@ -137,7 +137,7 @@ class NetworkPlugin(StrictModel):
         raise NotImplementedError
 
     def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
-        """Returns the shape of each weight by name, and a number that it begins with or what draws it.
+        """Returns the shape of each weight by name, and its initial value or its initializer.
 
         The latter is an ``Initializer`` of ``ctr.models.initial_weights``; ``width`` is m of ``forward``.
         """
@@ -205,7 +205,7 @@ class ModelConfig(ShortModel):
 
     @property
     def plugin(self) -> NetworkPlugin | None:
-        """The network of another package; None: it is a DCN."""
+        """Returns the network of another package, or None for a DCN."""
         return next((value for value in self.network.values() if isinstance(value, NetworkPlugin)), None)
 
     @property
@@ -236,7 +236,7 @@ class ModelConfig(ShortModel):
         return schema.stored if self.query_size is False else schema
 
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
-        """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
+        """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
         Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
         does not fit the features, or the features no table.
@@ -363,7 +363,7 @@ class ModelConfig(ShortModel):
 
 
 def fitting_width(ids: int | None) -> int:
-    """The width of the embeddings of a feature with so many ids; None: not known."""
+    """Returns the embedding width of a feature with so many ids; None: their number is not known."""
     for most, width in _WIDTHS:
         if ids is not None and ids <= most:
             return width

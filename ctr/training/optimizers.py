@@ -18,7 +18,7 @@ from ctr.workers.collectives import ALONE, Workers
 def dense_optimizer(
     config: DenseOptimizerConfig, preconditions: bool = True, workers: Workers = ALONE
 ) -> DenseOptimizer:
-    """The optimizer of dense weights, without its weights yet.
+    """Makes the optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
@@ -33,7 +33,7 @@ def table_optimizer(
     layouts: Sequence[TableLayout],
     owners: Sequence[Workers] | None = None,
 ) -> RowRule:
-    """The optimizer of embeddings and linear weights, without its tables yet.
+    """Makes the optimizer of embeddings and linear weights, without its tables yet.
 
     ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
     """

@@ -54,7 +54,7 @@ def _moved(values: np.ndarray, salt: str) -> np.ndarray:
 
 
 def learned_batch(batch: "Batch", retrain: RetrainConfig | None) -> "Batch":
-    """Returns a batch as a retrain learns from it; its rows and their positions in the log are those of ``batch``."""
+    """Returns a batch as a retrain learns from it, with the same rows and positions in the log as ``batch``."""
     if retrain is None or retrain.kind == "rounding" or not len(batch.rows):
         return batch
     rows = batch.rows

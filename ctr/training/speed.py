@@ -18,7 +18,7 @@ from ctr.training.state import TrainState
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
+    """A fresh model, and batches that it learns from repeatedly; sidecar columns are made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)

@@ -51,7 +51,7 @@ class StepResult(NamedTuple):
 
 
 class BatchGradients(NamedTuple):
-    """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
+    """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
 
     ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of each
     table's rows is made of, empty where the optimizer needs none; ``curvatures`` for each table the last fields of a
@@ -327,7 +327,7 @@ class Step:
     def _sum_over_workers(
         self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
     ) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay those of this one.
+        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay local.
 
         Of divided tables this one keeps the sums for its own rows.
         """
@@ -385,7 +385,7 @@ def gather_scores(
 def mean_of_parts(
     batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
 ) -> BatchGradients:
-    """Averages what several parts of a model found; all but gradients and curvatures is that of the first one."""
+    """Averages gradients and curvatures over parts of a model; everything else is the first part's."""
     rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
     dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
     means: list[Curvature] = [

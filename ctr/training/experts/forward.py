@@ -46,7 +46,7 @@ class Experts:
 
     @property
     def combination(self) -> str:
-        """Names what combines several experts, float32 [K]: the offset, and the gate of each but the first."""
+        """Names the weights that combine K experts, float32 [K]: the offset, and the gate of each but the first."""
         return f"experts/{'-'.join(self.names)}"
 
     @property
@@ -56,7 +56,7 @@ class Experts:
         return names + ([self.combination] if len(self.names) > 1 else [])
 
     def initial(self) -> dict[str, np.ndarray]:
-        """Returns the weights that are fitted beside the network's, float32, as a run begins with them."""
+        """Returns the initial values of the weights fitted beside the network's, float32."""
         prior = np.float32(math.log(self.network.prior / (1 - self.network.prior)))
         weights = dict.fromkeys([*self.served, *self.without_pairs.served], np.array(prior))
         for some in (self, self.without_pairs):

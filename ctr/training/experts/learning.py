@@ -39,7 +39,7 @@ Targets = Mapping[str, tf.Tensor]
 
 
 class Batch(NamedTuple):
-    """What the objective is computed of, beside logits; see ``ctr.objective.losses.loss_and_terms``."""
+    """Inputs of the objective beside logits; see ``ctr.objective.losses.loss_and_terms``."""
 
     config: ObjectiveConfig
     targets: Targets
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What a batch teaches.
+    """Losses of a batch, with curvatures and calibration steps.
 
     Attributes:
         loss: float32 scalar, the objective of the prediction.
@@ -84,7 +84,7 @@ def lesson_of(
     scores: Mapping[str, Scores],
     prediction: tf.Tensor,
 ) -> Lesson:
-    """Computes what experts learn by from a batch.
+    """Computes the experts' losses, curvatures and calibration steps for a batch.
 
     Args:
         experts: those that learn.
@@ -116,7 +116,7 @@ def lesson_of(
 
 
 def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
-    """The scores of an expert as the rank loss sees them: where the network has a head for it, others learn nothing."""
+    """Returns an expert's scores for the rank loss: with a rank head of the network, other experts get no gradient."""
     if config.ranking is None or config.ranking.setup != "multi_task" or name == NETWORK:
         return scores
     return scores._replace(rank_scores=tf.stop_gradient(scores.rank_scores))
@@ -125,7 +125,7 @@ def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
 def _of_prediction(
     batch: Batch, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The objective of what experts predict, and its terms; what components have in common is the network's."""
+    """Computes the objective of the experts' prediction, and its terms; anti-distillation is the network's."""
     loss, terms = batch.loss(prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
     if batch.config.anti_distillation is None:
         return loss, terms
@@ -135,7 +135,7 @@ def _of_prediction(
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The effects of the queries of rows with logits [n, B], and what is left; nothing learns from them."""
+    """Computes query effects for logits [n, B], and what is left; no gradient flows through them."""
     results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))
@@ -147,7 +147,7 @@ def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def _curvature(
     batch: Batch, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the logit of linear weights, float32 [B]."""
+    """Computes ``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the linear logit, float32 [B]."""
     clicked, others, ranked = logit_curvature(batch.config, batch.targets, logit, clicked, batch.ramps)
     shared = clicked * left
     if others is not None:
@@ -163,7 +163,7 @@ def _fitting(
     logits: Mapping[str, tf.Tensor],
     prediction: tf.Tensor,
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], tf.Tensor | None]:
-    """The steps of the experts' biases and of what combines them, and what pairs gain (``ExpertState.gain``)."""
+    """Computes the steps of the experts' biases and combiners, and the pairs' gain (``ExpertState.gain``)."""
     targets, sums = batch.targets, list[tuple[Calibrator, BatchSums]]()
     for name in scores:
         biases = state.biases.get(name, ())
@@ -205,7 +205,7 @@ def _sums(
     inputs: Sequence[tf.Tensor],
     is_bias: bool = False,
 ) -> BatchSums:
-    """Returns what a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
+    """Sums a calibrator's gradient and curvature for a logit; its weights multiply a constant and ``inputs``."""
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
     columns = [tf.ones_like(weight), *(tf.stop_gradient(value) for value in inputs)]

@@ -24,7 +24,7 @@ _MOST_ROWS, _LEAST_ROWS = 2**20, 2**10
 def with_pair_table(
     layouts: tuple[TableLayout, ...], model: "ModelConfig", columns: int, shared_rows: int
 ) -> tuple[TableLayout, ...]:
-    """Adds the table of pairs to those of a model, if it has such an expert.
+    """Adds the table of pairs to a model's tables, if it has a pairs expert.
 
     Args:
         columns: of the log's id matrix, behind which the ids of pairs stand (``with_pair_ids``).
@@ -57,7 +57,7 @@ def _sides(features: Sequence[FeatureRows]) -> tuple[list[FeatureRows], list[Fea
 
 
 def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray:
-    """Adds the ids of all pairs of a model to those of N rows: int64 [N, F + P]; without pairs they stay."""
+    """Appends the ids of all pairs of a model to the ids of N rows: int64 [N, F + P]; without pairs they stay."""
     table = next((layout for layout in layouts if layout.tower == PAIRS), None)
     if table is None:
         return ids
@@ -74,7 +74,7 @@ def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray
 
 
 def ids_of(ids: IdsConfig, layout: TableLayout) -> IdsConfig:
-    """Returns how the ids of a table get their rows: those of pairs come in such numbers that none is let go."""
+    """Returns the id settings of a table: pairs have too many ids to evict any."""
     if layout.tower != PAIRS:
         return ids
     pairs = sum(len(f.of) == 2 for f in layout.features)

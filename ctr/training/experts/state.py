@@ -132,7 +132,7 @@ class ExpertState:
         self.watch = np.array([phase, passed, begun, due])
 
     def _begin_again(self) -> None:
-        """Lets pairs begin without a say: what their gate knew is old."""
+        """Restarts the pairs' gate at 0, as its statistics are outdated."""
         combiner = self.combiners[self.experts.combination]
         others = self.combiners.get(self.experts.without_pairs.combination)
         size = combiner.weights.shape[0]

@@ -109,7 +109,7 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """Length of the arrays of exact counts, those of all workers together."""
+        """Length of the arrays of exact counts, over all workers."""
         return self._table.places
 
     @property

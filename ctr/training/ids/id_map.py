@@ -69,7 +69,7 @@ class Occupants:
 
 @dataclass(frozen=True)
 class FeatureCounters:
-    """What happened to the ids of one feature since the map began."""
+    """Counters of one feature's ids since the map began."""
 
     occupancy: int  # ids that have a slot now
     capacity: int  # how many may have one
@@ -122,7 +122,7 @@ class IdMap:
 
     @property
     def rows(self) -> int:
-        """Number of table rows in use: the fixed ones and all slots that were ever used."""
+        """Number of table rows in use: fixed rows and all slots that were ever used."""
         return self._first_slot + self._slots.places
 
     @property
@@ -491,7 +491,7 @@ def make_id_maps(
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
+    """Selects the entries of a table's map from a state's arrays, or from any values by the arrays' names."""
     return _without_prefix(arrays, f"ids/{layout.name}/")
 
 
@@ -517,7 +517,7 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
 def named_arrays(
     layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
 ) -> dict[str, ValueT]:
-    """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
+    """Names the maps' arrays by table, as in checkpoints."""
     return {
         f"ids/{layouts[number].name}/{name}": value
         for number, of_map in of_maps.items()

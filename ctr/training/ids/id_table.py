@@ -108,7 +108,7 @@ class IdTable:
         return places.astype(np.int32)
 
     def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of places (int64 [N], -1 for none) returns those that this worker keeps: positions and indices."""
+        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker keeps."""
         rank, size = self._group.rank, self._group.size
         if size == 1:
             which = np.flatnonzero(places >= 0)
@@ -125,7 +125,7 @@ class IdTable:
     def _compare(
         self, entries: np.ndarray, tags: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which entries are those of their pairs, and the indices in them. Different pairs may have one tag."""
+        """Returns the positions and indices of entries that match their pairs. Different pairs may share a tag."""
         hits = np.flatnonzero((entries >> _INDEX_BITS) == tags)
         indices = entries[hits] & _INDEX_MASK
         same = (self.fingerprints.take(indices) == fingerprints[hits]) & (
@@ -197,7 +197,7 @@ class IdTable:
         self._free = np.sort(np.concatenate([self._free, indices]))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by index."""
+        """Copies the arrays for ``restore``: ``feature`` int16 and ``fingerprint`` int64, by index."""
         return {
             "feature": self.features[: self.held].copy(),
             "fingerprint": self.fingerprints[: self.held].copy(),

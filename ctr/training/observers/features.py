@@ -80,7 +80,7 @@ class Features(Observer):
 
 
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
-    """Returns of each normalized number how many values are no part of its statistics, how many are, and the mean.
+    """Counts, for each normalized number, the values outside and inside its statistics, and averages the outside ones.
 
     The mean is that of the values which are left out, in the first column that has any, NaN without.
     """
@@ -99,7 +99,7 @@ def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
 
 
 def id_rows(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, Any]:
-    """Returns what happened to the rows of ids that grow in the pass: of all features together, and of each."""
+    """Returns the counters of growing ids in the pass, for all features together and for each."""
     counters = _counters(id_maps, schema)
     total = {
         name: sum(getattr(counts, name) for counts in counters.values())

@@ -60,7 +60,7 @@ Wanted = Callable[[str, int], Part | None]
 
 
 class Share(NamedTuple):
-    """What one of several workers writes of a checkpoint."""
+    """One worker's share of a checkpoint."""
 
     rank: int
     size: int
@@ -79,7 +79,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """Returns what ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    """Writes the bytes of ``np.savez`` from the arrays' own memory instead of a second copy."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             array = np.asarray(array, order="C")
@@ -138,7 +138,7 @@ def _note(folder: Path, rank: int, share: Share) -> Path:
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint file by file, and says of those not wanted whole which parts they are.
+    """Reads the arrays of a checkpoint file by file; also returns the parts of arrays that are not wanted whole.
 
     ``entries``: of ``collect_parts``; of whole arrays without ``parts``. Raises ValueError where parts are missing.
     """
@@ -257,7 +257,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def clean_up(folder: Path, keep: int) -> None:
-    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep``."""
+    """Deletes leftovers of an interrupted ``save``, and all checkpoints but the newest ``keep``."""
     _remove_leftovers(folder)
     complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
@@ -305,7 +305,7 @@ def _complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
+    """Reads arrays and state of the newest intact checkpoint; returns None if there is none.
 
     Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
     """

@@ -39,7 +39,7 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a thread of their own. After one that fails none is begun, and every call raises what it raised."""
+    """Jobs in a background thread. After a failed job none is begun, and every call raises its error."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
@@ -61,14 +61,14 @@ class Background:
             raise
 
     def check(self) -> None:
-        """Raises what a job raised that ended since."""
+        """Raises the error of a job that has ended."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Returns when all is done; raises what a job raised."""
+        """Waits for all jobs; raises the error of a failed one."""
         self._wait(0)
 
     def _wait(self, limit: int) -> None:
@@ -77,7 +77,7 @@ class Background:
         self.check()
 
     def close(self) -> None:
-        """Ends the thread after what was given to it; raises nothing."""
+        """Ends the thread after all submitted jobs; raises nothing."""
         self._pool.shutdown()
 
 
@@ -197,7 +197,7 @@ class RunFiles:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """What a checkpoint keeps for ``open``."""
+        """Returns the lengths of the files, which a checkpoint keeps for ``open``."""
         return {"metrics": self.metrics.length, "rejects": self.rejects.length}
 
     def write_checkpoint(
@@ -217,7 +217,7 @@ class RunFiles:
         self.background.submit(write)
 
     def close(self) -> None:
-        """Closes the files, once what was given to ``background`` is done."""
+        """Closes the files, once the jobs of ``background`` are done."""
         self._closing.set()
         self.background.close()
         self._opened.close()

@@ -47,7 +47,7 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
 
 def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> None:
-    """Raises InputError before the pass for what could not be published after it."""
+    """Raises InputError before the pass if its predictions could not be published after it."""
     folder = new_sidecar_folder(log, name)
     if not config.record_predictions:
         raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")

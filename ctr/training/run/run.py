@@ -132,7 +132,7 @@ class Run:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
+        """Returns whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
         return self.config.max_skipped_steps is not None and self.position.skipped_in_a_row > 0
 
     def is_checkpoint_due(self) -> bool:
@@ -206,7 +206,7 @@ class Run:
     # From batch to batch.
 
     def follow_logs(self, inputs: Inputs) -> None:
-        """Goes on with these logs. Raises InputError: partitions seen so far are not what they were."""
+        """Replaces the logs by grown ones. Raises InputError if partitions seen so far have changed."""
         self.inputs = inputs
         manifests = {name: log.manifests for name, log in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
@@ -246,7 +246,7 @@ class Run:
         return open_window(self.position.window_from) if examples == "auto" else examples
 
     def record(self, feed: AnyFeed, scores: Scores) -> None:
-        """Notes what a step did, and has the observers see it.
+        """Records the result of a step and passes it to the observers.
 
         Raises InputError: too many steps were skipped, or too many rows of a log are faulty.
         """
@@ -372,7 +372,7 @@ class Run:
             self.position.learned = examples
 
     def check_weights(self, predicts: bool) -> str | None:
-        """Returns what is wrong with the weights, or None; ``predicts``: they do, for the batch learned last.
+        """Returns the weights' fault, or None; ``predicts``: whether they predict soundly for the last batch.
 
         Raises InputError where weights are broken, unless the run never stops.
         """
@@ -387,7 +387,7 @@ class Run:
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """Says what is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        """Describes the fault of the weights in a few words, or returns None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first one has what all have: only of a part there may be another fault.
         faults = self.workers.gather_texts(first_broken(pieces) or "")
@@ -426,7 +426,7 @@ class Run:
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
-    """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
+    """Replaces predictions (float32 [N]) that are not finite by the prior's logit."""
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
 
 

@@ -72,7 +72,7 @@ class Snapshot:
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
-        """The weights as exports have them: what every product rounds is rounded once."""
+        """Returns the weights of an export, rounded once to the dtype of the products."""
         rounded = rounded_weights(self.architecture, self.weights)
         return {
             name: weight
@@ -155,7 +155,7 @@ def _served_tables(
     tables: Sequence[tf.Variable],
     map_ids: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
-    """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``known``: what maps return of their ids."""
+    """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``map_ids``: the maps' ``ids_by_row``."""
     served, keys, ids = list(tables[: len(layouts)]), dict[int, tf.Variable](), dict[str, int]()
     for number, (places, features, fingerprints) in map_ids.items():
         if number >= len(layouts):

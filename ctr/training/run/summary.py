@@ -45,7 +45,7 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """Returns what training returns of a finished run; publishes the sidecar ``record``. Raises LearningError."""
+    """Returns the result of a finished run; publishes the sidecar ``record``. Raises LearningError."""
     result = dict(summary)
     if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)
@@ -108,7 +108,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
-    """Says what dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
+    """Describes the optimizer that dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
     dense = config.optimizer.dense
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__
@@ -127,7 +127,7 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
-    """Formats predicted over actual clicks with its interval and what it says, in a line."""
+    """Formats predicted over actual clicks with its interval and its verdict, in a line."""
     ratio = _click_ratio(summary)
     text = f"predicted / actual clicks {_ratio_text(*ratio)}: {describe(*ratio)}"
     last = summary["last_window"]
@@ -135,7 +135,7 @@ def calibration_text(summary: Mapping[str, Any]) -> str:
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
+    """Returns advice if the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
     ratio = _click_ratio(summary)
     if judge(*ratio) != "wrong":
         return None
@@ -161,7 +161,7 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
 def _causes(
     summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
 ) -> list[str]:
-    """Lists what may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
+    """Lists possible causes, the likeliest first. ``is_over``: the last window is calibrated again."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
     deciles = [row for row in summary["calibration_buckets"] if row["weight"]]

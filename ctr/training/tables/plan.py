@@ -18,7 +18,7 @@ from ctr.training.sizes import fit, fit_ids
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features."""
+    """Lookups of a batch of B rows (padded) in one table with S single- and M multivalent features."""
 
     distinct: np.ndarray  # int32 [U], rows, each once; padded with rows that are not needed, of gradient 0
     single: np.ndarray  # int32 [B, S], positions in ``distinct``
@@ -121,14 +121,14 @@ def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan to B ``rows`` (added ones weigh 0), V ``values`` and U ``ids``; None: to one of few sizes."""
+    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or where None to one of few sizes."""
     # Ids that have no rows yet are padded when they have.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
 
 def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None) -> TablePlan:
-    """Pads what refers to ``distinct`` to B ``rows`` and V ``values``; None: to one of few sizes."""
+    """Pads the references to ``distinct`` to B ``rows`` and V ``values``, or where None to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = fit(used) if count else 0
@@ -223,7 +223,7 @@ def _keys(layout: TableLayout) -> _Keys:
 
 
 def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
-    """Selects columns; without a copy where they stand together, as those of a log with one table do."""
+    """Selects columns, without a copy if they are adjacent, as for a log with one table."""
     first = columns[0] if columns else 0
     if list(columns) == list(range(first, first + len(columns))):
         return ids[:, first : first + len(columns)]
@@ -266,7 +266,7 @@ def _merge_multivalent(
 
 
 class BatchRows(NamedTuple):
-    """Where the rows of K batches, which follow each other, are."""
+    """Positions of the rows of K consecutive batches."""
 
     counts: np.ndarray  # int64 [K], rows of each batch
     batch: np.ndarray  # int64 [N], the batch of each row
@@ -281,7 +281,7 @@ class BatchRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlans:
-    """What each of K batches of B rows (padded) needs of one table with S single- and M multivalent features."""
+    """Lookups of each of K batches of B rows (padded) in one table with S single- and M multivalent features."""
 
     distinct: (
         np.ndarray

@@ -88,12 +88,12 @@ class EmbeddingTables:
         self._first_counts = list(self._counts)
 
     def count(self, number: int) -> int:
-        """Number of rows that a table has by now, wherever they are."""
+        """Returns the current number of rows of a table, over all workers."""
         return self._counts[number]
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, without those of rows that no id has had yet."""
+        """Number of parameters, without rows that no id has had yet."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -207,7 +207,7 @@ class EmbeddingTables:
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
+        """Reads a batch's distinct rows, also from other members, and when learning the optimizer's state for them.
 
         There may be plans for the first tables alone; then no other one is read or changed.
         """
@@ -220,7 +220,7 @@ class EmbeddingTables:
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``.
+        """Sums gradients and curvatures of ``gathered.rows`` over the group; returns the sums for ``gathered.held``.
 
         Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
         """

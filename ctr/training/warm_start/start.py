@@ -192,7 +192,7 @@ def _make(
 
 
 def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -> str:
-    """Says in a line that the rows to come have another share of positives than those before; empty where not."""
+    """Returns a warning if the rows to come have another share of positives than earlier rows, else ""."""
     intervals = next(seen["intervals"] for seen in state["consumed"] if not seen["log"])
     try:
         before = _positives(read_manifests(Path(state["log"]))[:intervals])
@@ -219,7 +219,7 @@ def _positives(manifests: Sequence[Manifest]) -> tuple[int, int]:
 
 
 def table_text(content: Mapping[str, Any]) -> str:
-    """Formats the content of init_from.json in lines; what has the same fate for the same reason shares one."""
+    """Formats init_from.json in lines; parts with the same outcome for the same reason share one."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
