@@ -1,4 +1,4 @@
-"""The shape of the dense part of the click model, and what follows from it alone."""
+"""The shape of the dense part of the click model, and quantities derived from it alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A tower: crosses, then deep layers, then heads. Those of several components are computed at once.
+"""A tower: crosses, then deep layers, then heads, of several components at once.
 
     h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
 

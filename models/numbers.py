@@ -42,8 +42,8 @@ def next_statistics(
     """Computes the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
 
     Args:
-        statistics: those before it.
-        apart: that before it.
+        statistics: before the batch.
+        apart: before the batch.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
         workers: W, that divide the batch.
@@ -87,7 +87,7 @@ def _judge_first(
 ) -> tuple[tf.Tensor, ...]:
     """Adds a batch to the first values [64, K], by which all values of numbers that have fewer so far are judged.
 
-    Returns statistics, those of what is left out and the first values, and the median and the reach of what counts.
+    Returns statistics, statistics of outlying values, the first values, and the median and reach of inliers.
     Where the judgement of an earlier value changes, both statistics are computed anew.
     """
     index = tf.range(FIRST_NUMBERS, dtype=tf.float64)[:, tf.newaxis]

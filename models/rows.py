@@ -69,7 +69,7 @@ class Numbers:
     Attributes:
         size: how many numbers a row has.
         single: the column in the id matrix where their bits are, None of a vector.
-        first: its first column among those of all such features.
+        first: its first column among the columns of all such features.
         log: whether sign(x) log(1 + |x|) takes their place.
         normalize: whether they are normalized.
     """

@@ -96,7 +96,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
     """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
 
     A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
-    there it is the sum of their weights. Where workers divide a batch it is that of the whole batch.
+    there it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]

@@ -1,4 +1,4 @@
-"""Targets of a batch: what a step needs of its rows beside their ids, in arrays of a few sizes.
+"""Targets of a batch: labels, weights and other inputs of a step beside the ids, in arrays of a few sizes.
 
 NumPy, in the reading thread.
 """

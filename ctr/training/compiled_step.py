@@ -1,4 +1,4 @@
-"""Compiled step: what scores batches and learns from them, one by one or many small ones in one call."""
+"""Compiled step: scores batches and learns from them, one by one or many small ones in one call."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Device: what this machine computes best in, and the settings that make a run repeatable on it."""
+"""Device: the dtypes and compilers that suit this machine, and the settings that make a run repeatable on it."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
+"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then their content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -51,7 +51,7 @@ _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """How far a run is behind its log."""
+    """Lag of a run behind its log."""
 
     rows: int  # published ones that it has not passed
     seconds: float  # since the publication of the first partition that is not trained on to its end, or 0

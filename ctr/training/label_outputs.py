@@ -1,4 +1,4 @@
-"""What the outputs of further labels learn by: each of the loss of its label, and its bias by itself.
+"""Learning of further labels' outputs: each from the loss of its label, and its bias by a step of its own.
 
 A bias takes a step of its own (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
 """

@@ -1,4 +1,4 @@
-"""Logs that a run reads: their partitions, what of the configuration they decide, and that they stay the same.
+"""Logs that a run reads: their partitions, the settings that they decide, and checks that they stay the same.
 
 Loads no TensorFlow.
 """
@@ -35,7 +35,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """Query time, in microseconds, at which the partition with that row, or else the last one, begins."""
+        """Returns the query time in microseconds at which the partition with that row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows

@@ -1,4 +1,4 @@
-"""State of a run: its weights and what its optimizers keep."""
+"""State of a run: its weights and the state of its optimizers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Validation of what a run cannot begin or go on with, and the result of a finished one, without TensorFlow."""
+"""Validation of a run before it starts or resumes, and the result of a finished one, without TensorFlow."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What experts learn by: each by the whole objective of its own logits, as if these were the prediction.
+"""Learning of experts: each by the whole objective of its own logits, as if these were the prediction.
 
 What they have in common is taken out of that: the step that a model's bias makes in this batch and, in the logistic
 loss alone, the effects u of queries (``ctr.models.query_effect``), which are made of this batch's labels::

@@ -1,4 +1,4 @@
-"""Which experts a model has. Loads no TensorFlow."""
+"""Names of a model's experts. Loads no TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol

@@ -1,4 +1,4 @@
-"""State of experts: their biases, what combines them, and whether pairs are among those that learn.
+"""State of experts: their biases, their combination, and whether pairs learn.
 
 Pairs that do not pay are left out of the step, and come back for a look when the log is eight times as long. What pays
 is decided by the losses of two combinations, of all experts and of those without pairs, each fitted to its own logits.
@@ -36,7 +36,7 @@ class ExpertState:
 
     Attributes:
         experts: all of them.
-        weights: those of ``Experts.initial``.
+        weights: by the names of ``Experts.initial``.
         biases: for each expert the steps of its bias, or of each component's; of a network that is alone, and of one
             that is factorized, none: its bias learns as its other weights do.
         combiners: the steps of what combines all experts, and those without pairs.

@@ -1,4 +1,4 @@
-"""Admission of growing ids to slots: all, those that occurred often enough, or those of a drawn example."""
+"""Admission of growing ids to slots: of all ids, of frequent ones, or of the ids of drawn examples."""
 
 from collections.abc import Mapping
 

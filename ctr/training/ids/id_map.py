@@ -1,4 +1,4 @@
-"""Map of growing ids to rows: which slot of a table has which id.
+"""Map of growing ids to the slots of a table.
 
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
@@ -430,7 +430,7 @@ class IdMap:
         """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
 
         All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
-        ValueError: the arrays are those of a map with other features or another rule of admission.
+        ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:

@@ -1,4 +1,4 @@
-"""Importance of features: by how much the loss of rows grows when the model does not know a feature of them.
+"""Importance of features: the increase of the loss of rows when a feature is hidden from the model.
 
 At eight positions of the second half of a pass the next rows of the log, which nothing was learned from yet, are scored
 by the weights of that moment, and again for each feature without what it says:

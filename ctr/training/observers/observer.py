@@ -1,4 +1,4 @@
-"""Interface between a run and what watches it."""
+"""Interface between a run and its observers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slices of a run: default ones, where none are configured, and what the ids of all slices stand for."""
+"""Slices of a run: default ones, where none are configured, and the names of all slices' ids."""
 
 import logging
 import re

@@ -93,7 +93,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
-    """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
+    """Writes the arrays of a worker other than the first, then a note that announces them to the first."""
     name = f"arrays-{share.rank}.npz"
     entry = _file_entry(name, write_arrays(folder / name, arrays), share)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
@@ -381,7 +381,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects the arrays of a state, or something for each, from those of a checkpoint, by their names in the state."""
+    """Selects a state's arrays, or any values by array, from a checkpoint's, by their names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

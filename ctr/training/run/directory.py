@@ -1,4 +1,4 @@
-"""The files of a run: what was configured, what was measured, what was predicted.
+"""The files of a run: its configuration, measurements and predictions.
 
 ::
 
@@ -140,7 +140,7 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 
 
 def check_run_folder(run_dir: Path) -> None:
-    """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
+    """Raises InputError unless ``run_dir`` is a run directory, empty or missing."""
     check_output_folder(run_dir, "a run directory", _is_run_or_new)
 
 

@@ -1,4 +1,4 @@
-"""Position of a run: which rows it has passed, and what went wrong on the way."""
+"""Position of a run: the rows that it has passed, with counts of faults and skipped steps."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ MOST_SET_ASIDE = 0.1
 
 @dataclass
 class Passed:
-    """How far a run has scored the rows of a log, and which of them it could not use."""
+    """Progress of a run in one log, and the rows that it could not use."""
 
     rows: int = 0  # of the log that are behind it, rejects included
     until: list[int] | None = None  # time and query id of the last of them

@@ -302,7 +302,7 @@ class Run:
         return finite_logits(logit, self.config.model.prior)
 
     def check_faults(self) -> None:
-        """Raises InputError where too many rows of a log are faulty, and what failed in the background since."""
+        """Raises InputError if too many rows of a log are faulty; raises the error of a failed background job."""
         allowed, path = self.config.max_rejected_share, self.run_dir / "rejects.jsonl"
         check_rejects(self.position, allowed, self._log_paths, path)
         self.files.background.check()

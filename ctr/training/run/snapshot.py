@@ -1,4 +1,4 @@
-"""Snapshot of a model between two batches: what is needed to predict, without what only training needs.
+"""Snapshot of a model between two batches: the weights needed to predict, without the state for training.
 
 No duals, accumulators, statistics or metrics: a snapshot is what an export is made of. Of a table in which ids grow it
 has the fixed rows, followed by those of the ids that have slots, in the order of their keys. A key is the exclusive or
@@ -183,7 +183,7 @@ def _served_weights(
 ) -> tuple[Experts, dict[str, tf.Variable]]:
     """Returns experts and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit.
 
-    ``names`` are those of the experts that predict.
+    ``names`` name the experts that predict.
     """
     experts = replace(make_experts(config.model, config.objective, compute_dtype, layouts), names=names)
     shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))

@@ -1,4 +1,4 @@
-"""Summary of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
+"""Summary of a run: a verdict on predicted over actual clicks, and all of summary.json in a few lines.
 
 Loads no TensorFlow, so that a finished run is printed at once.
 """
