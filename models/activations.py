@@ -90,9 +90,9 @@ def biased_activation(activation: Activation, compiled: bool) -> BiasedActivatio
     def biased(z: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             with tf.name_scope("gradient_tape/deep"):
-                (own,) = backward(z, bias, upstream)
-                own = tf.ensure_shape(own, z.shape)
-                return [own, sum_of_rows(own)]
+                (slopes,) = backward(z, bias, upstream)
+                slopes = tf.ensure_shape(slopes, z.shape)
+                return [slopes, sum_of_rows(slopes)]
 
         (result,) = forward(z, bias)
         return tf.ensure_shape(result, z.shape), gradient

@@ -1,4 +1,4 @@
-"""The shape of the dense part of the click model, and what follows from it alone."""
+"""The shape of the dense part of the click model, and quantities derived from it alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,18 +112,18 @@ class Architecture:
 
     @property
     def prefixes(self) -> list[str]:
-        """Returns what the names of each component's weights begin with."""
+        """Returns the prefix of the weights' names for each component."""
         return [f"component_{number}/" for number in range(self.components)] if self.components > 1 else [""]
 
     @property
     def towers(self) -> dict[str, Tower]:
-        """The towers that have a head: ``quality``, and ``ui`` of a factorized model."""
-        found = {}
+        """Returns the towers that have a head: ``quality``, and ``ui`` of a factorized model."""
+        towers = {}
         if self.has_network:
-            found["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)
+            towers["quality"] = self._tower("quality", self.cross_layers, self.deep_units, self.deep_ranks)
         if self.factors is not None:
-            found["ui"] = self._tower("ui", 0, self.factors.ui_units, ())
-        return found
+            towers["ui"] = self._tower("ui", 0, self.factors.ui_units, ())
+        return towers
 
     def _tower(self, name: str, crosses: int, units: tuple[int, ...], ranks: tuple[int, ...]) -> Tower:
         sources = self.sources.get(name) or ((),) * (len(units) + 1)

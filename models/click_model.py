@@ -50,8 +50,8 @@ class Scores(NamedTuple):
 
     @property
     def predictions(self) -> list[tf.Tensor]:
-        """The logits of the whole ensemble, float32 [B]: of the click, and of each of the labels."""
-        return [ensemble_logit(own) for own in (self.logits, *self.labels.values())]
+        """Returns the ensemble's logits for the click and each label, float32 [B]."""
+        return [ensemble_logit(logits) for logits in (self.logits, *self.labels.values())]
 
 
 def forward(
@@ -69,19 +69,19 @@ def forward(
         alpha2: float32 scalar in [0, 1].
         compiled: see ``ctr.models.dcn.hidden_layers``.
     """
-    a, own = architecture, architecture.by_component(weights)
+    a, components = architecture, architecture.by_component(weights)
     if a.factors is None:
-        return _plain_scores(a, own, inputs["quality"], alpha2, compiled)
-    q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled)
-    (u,) = tower_outputs(a, own, "ui", inputs["ui"].e0, alpha2, compiled)
+        return _plain_scores(a, components, inputs["quality"], alpha2, compiled)
+    q, *ranked = tower_outputs(a, components, "quality", inputs["quality"].e0, alpha2, compiled)
+    (u,) = tower_outputs(a, components, "ui", inputs["ui"].e0, alpha2, compiled)
     both = _with_linear(a, q, inputs["quality"], True), _with_linear(a, u, inputs["ui"], False)
-    logits = _transfers(a, own, tf.reduce_sum(both[0] * both[1], axis=2))
+    logits = _transfers(a, components, tf.reduce_sum(both[0] * both[1], axis=2))
     # The ranking has its own Q for the same U.
     return Scores(logits, tf.reduce_sum(ranked[0] * u, axis=2) if ranked else logits)
 
 
 def rounded_weights(architecture: Architecture, weights: Weights) -> dict[str, tf.Tensor]:
-    """Rounds what every product would round, once: the same scores, from weights of half the size."""
+    """Rounds weights to the dtype of the products once: the same scores, from weights of half the size."""
     dtype = architecture.compute_dtype
     layers = {f"{tower}/{kind}" for tower in architecture.towers for kind in ("cross_", "deep_")}
     return {
@@ -109,15 +109,15 @@ def _plain_scores(
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
     """Computes Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
-    own = architecture.by_component(weights)
-    learned = tower_outputs(architecture, own, "quality", inputs.e0, alpha2)[0]
+    components = architecture.by_component(weights)
+    learned = tower_outputs(architecture, components, "quality", inputs.e0, alpha2)[0]
     return tf.transpose(_with_linear(architecture, learned, inputs, True), [1, 0, 2])
 
 
 def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.Tensor:
     """Computes U of a factorized model, float32 [B, n, K + 2]."""
-    own = architecture.by_component(weights)
-    (learned,) = tower_outputs(architecture, own, "ui", inputs.e0, tf.constant(0.0))
+    components = architecture.by_component(weights)
+    (learned,) = tower_outputs(architecture, components, "ui", inputs.e0, tf.constant(0.0))
     return tf.transpose(_with_linear(architecture, learned, inputs, False), [1, 0, 2])
 
 
@@ -143,7 +143,7 @@ def _with_linear(a: Architecture, learned: tf.Tensor, inputs: TowerInput, is_qua
 
 def _transfers(a: Architecture, components: Sequence[Weights], products: tf.Tensor) -> tf.Tensor:
     assert a.factors is not None
-    return tf.stack([transfer(a.factors, own, products[index]) for index, own in enumerate(components)])
+    return tf.stack([transfer(a.factors, weights, products[i]) for i, weights in enumerate(components)])
 
 
 def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
@@ -189,7 +189,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
 
 
 def _joints(factors: Factors) -> np.ndarray:
-    """Evenly spaced over [-reach, reach]; a single one is at 0."""
+    """Returns joints spaced evenly over [-reach, reach]; a single one is at 0."""
     if factors.pieces == 2:
         return np.zeros(1, np.float32)
     return np.linspace(-factors.reach, factors.reach, factors.pieces - 1, dtype=np.float32)

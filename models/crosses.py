@@ -50,12 +50,12 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> 
     def with_gradient(
         e0: tf.Tensor, *weights: tf.Tensor
     ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-        own: Sequence[Layer] = tf.nest.pack_sequence_as(layers, weights)
-        e, chains = _forward(e0, alpha2, own)
+        layer_weights: Sequence[Layer] = tf.nest.pack_sequence_as(layers, weights)
+        e, chains = _forward(e0, alpha2, layer_weights)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             with tf.name_scope("gradient_tape/crosses"):
-                return _backward(upstream, e0, alpha2, own, chains)
+                return _backward(upstream, e0, alpha2, layer_weights, chains)
 
         return e, gradient
 

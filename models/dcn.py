@@ -1,4 +1,4 @@
-"""A tower: crosses, then deep layers, then heads. Those of several components are computed at once.
+"""A tower: crosses, then deep layers, then heads, of several components at once.
 
     h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
 
@@ -58,7 +58,7 @@ def hidden_layers(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> list[tf.Tensor]:
-    """Computes what the deep layers and the head may read: e_0 or the last e_i, then each h_i, [n, B, h].
+    """Computes the inputs of the deep layers and the head: e_0 or the last e_i, then each h_i, [n, B, h].
 
     Args:
         components: the weights of each.
@@ -81,8 +81,8 @@ def hidden_layers(
             biased = biased_activation(activation, compiled)
             count, hidden = len(shape.units), [tf.cast(hidden[0], dtype)]
             layers = [_layer(components, f"{tower}/deep_{number}", dtype) for number in range(count)]
-            for place, ((first, *rest), bias) in enumerate(layers):
-                matrices = {-1: first, **_detours(architecture, components, tower, place)}
+            for index, ((first, *rest), bias) in enumerate(layers):
+                matrices = {-1: first, **_detours(architecture, components, tower, index)}
                 read = _read(hidden, matrices)
                 hidden.append(biased(functools.reduce(tf.matmul, rest, read), bias))
     return hidden
@@ -91,10 +91,10 @@ def hidden_layers(
 def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
     """Computes the outputs of a network in place of the layers, [n, B, units], of the dtype of ``e0``."""
     inputs, outputs = tf.unstack(e0), []
-    for number, own in enumerate(components):
+    for number, component in enumerate(components):
         weights = {
             name.removeprefix(NETWORK): tf.cast(weight, e0.dtype)
-            for name, weight in own.items()
+            for name, weight in component.items()
             if name.startswith(NETWORK)
         }
         outputs.append(network.forward(weights, inputs[number % len(inputs)], alpha2))
@@ -103,25 +103,25 @@ def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alp
 
 def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor]) -> tf.Tensor:
     """Adds up the products of layers' outputs with matrices."""
-    read = [tf.matmul(tf.cast(hidden[source], own.dtype), own) for source, own in matrices.items()]
+    read = [tf.matmul(tf.cast(hidden[source], matrix.dtype), matrix) for source, matrix in matrices.items()]
     return read[0] if len(read) == 1 else tf.add_n(read)
 
 
 def _detours(
-    architecture: Architecture, components: Sequence[Weights], tower: str, place: int
+    architecture: Architecture, components: Sequence[Weights], tower: str, index: int
 ) -> dict[int, tf.Tensor]:
-    """The matrices by which a deep layer, or the head, reads other layers than the one before it."""
+    """Returns the skip connections of a deep layer or the head: a matrix for each earlier layer that it reads."""
     shape = architecture.towers[tower]
-    is_head = place == len(shape.units)
-    reader, dtype = ("head", "float32") if is_head else (f"deep_{place}", architecture.compute_dtype)
+    is_head = index == len(shape.units)
+    reader, dtype = ("head", "float32") if is_head else (f"deep_{index}", architecture.compute_dtype)
     return {
         source: stacked(components, f"{tower}/{reader}_from_{source}", dtype)
-        for source in shape.sources[place]
+        for source in shape.sources[index]
     }
 
 
 def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
-    """The weights of n layers of one shape."""
+    """Stacks the weights of n layers of one shape."""
     names = ["w"] if f"{name}/w" in components[0] else ["u", "v"]
     bias = stacked(components, f"{name}/{names[-1]}_bias", dtype)
     return [stacked(components, f"{name}/{part}", dtype) for part in names], tf.expand_dims(bias, 1)
@@ -129,7 +129,7 @@ def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
 
 def stacked(components: Sequence[Weights], name: str, dtype: str = "float32") -> tf.Tensor:
     """Stacks a weight of n components, [n, ...]."""
-    return stack([tf.cast(own[name], dtype) for own in components])
+    return stack([tf.cast(component[name], dtype) for component in components])
 
 
 def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

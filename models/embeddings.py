@@ -41,7 +41,7 @@ def create_table(
 def _first_rows(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Tensor | np.ndarray:
-    """The fixed rows with which a table begins, float32 [rows, columns].
+    """Returns the initial fixed rows of a table, float32 [rows, columns].
 
     Embeddings are normal with deviation ``init_scale``, linear weights 0.
 
@@ -78,9 +78,9 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
                 alg=_PHILOX,
             )
             first = (rank - begin) % size
-            place = (begin + first) // size
-            own = (init_scale * drawn).numpy()[first::size]
-            value[place : place + len(own), copy, : layout.width] = own
+            start = (begin + first) // size
+            scaled = (init_scale * drawn).numpy()[first::size]
+            value[start : start + len(scaled), copy, : layout.width] = scaled
     return value.reshape(-1, layout.columns)
 
 
@@ -95,10 +95,10 @@ def new_rows(
     """
     rows = np.zeros((len(fingerprints), layout.copies, layout.width + 1), np.float32)
     for number, feature in enumerate(layout.growing if layout.width else ()):
-        own = np.flatnonzero(features == number)
-        for copy in range(layout.copies if len(own) else 0):
-            values = initial_rows(fingerprints[own], feature.name, layout.width, init_scale, seed, copy)
-            rows[own, copy, : layout.width] = values
+        members = np.flatnonzero(features == number)
+        for copy in range(layout.copies if len(members) else 0):
+            values = initial_rows(fingerprints[members], feature.name, layout.width, init_scale, seed, copy)
+            rows[members, copy, : layout.width] = values
     return rows.reshape(len(fingerprints), layout.columns)
 
 
@@ -142,12 +142,12 @@ def look_up(
         lists = layout.multivalent
         # Attention takes the place of the means of embeddings, and of their gradient's sums; not of linear weights.
         singles = replace(layout, features=layout.single)
-        attends = bool(lists and singles.features) and all(one.pooled for one in lists)
+        attends = bool(lists and singles.features) and all(feature.pooled for feature in lists)
         expanded = []
         for number, (part, dtype) in enumerate(zip(parts, dtypes, strict=True)):
             if attends and number % 2 == 0:
-                found = _expand_with_gradient(singles, part, plan, entries, dtype)
-                expanded.append(tf.pad(found, [[0, 0], [0, len(lists)], [0, 0]]))
+                embeddings = _expand_with_gradient(singles, part, plan, entries, dtype)
+                expanded.append(tf.pad(embeddings, [[0, 0], [0, len(lists)], [0, 0]]))
             else:
                 expanded.append(_expand_with_gradient(layout, part, plan, entries, dtype))
     else:
@@ -199,16 +199,16 @@ def _expand_with_gradient(
                 upstream = tf.cast(upstream, tf.float32)
                 # A split is a copy, even into a single part.
                 pieces = tf.split(upstream, [singles, count], axis=1) if singles and count else [upstream] * 2
-                found = []
+                sums = []
                 if singles:
                     of_single = tf.reshape(pieces[0], [-1, columns])
-                    found.append(_sums(of_single, entries["single"], distinct))
+                    sums.append(_sums(of_single, entries["single"], distinct))
                 if count:
                     segments = plan["segments"]
                     of_means = tf.pad(tf.reshape(pieces[1], [-1, columns]), [[0, 1], [0, 0]])
                     of_totals = of_means / _sizes(segments, tf.shape(of_means)[0])
-                    found.append(_sums(tf.gather(of_totals, segments), entries["values"], distinct))
-                return tf.add_n(found)
+                    sums.append(_sums(tf.gather(of_totals, segments), entries["values"], distinct))
+                return tf.add_n(sums)
 
         return _expand(layout, part, plan, dtype), gradient
 
@@ -253,11 +253,11 @@ def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def tower_inputs(
     looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorized: bool
 ) -> dict[str, TowerInput]:
-    """Concatenates what the tables of each tower give.
+    """Concatenates the embeddings of each tower's tables.
 
     Args:
         looked_up: for each table the entries of the rows.
-        layouts: of these tables, which may be those of one tower alone.
+        layouts: of these tables, which may all belong to one tower.
         factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:
@@ -267,13 +267,13 @@ def tower_inputs(
     for both in zip(looked_up, layouts, strict=True):
         towers.setdefault(_tower(both[1], factorized), []).append(both)
     inputs = {}
-    for tower, own in towers.items():
+    for tower, pairs in towers.items():
         by_copy = zip(
-            *([_side_by_side(part, layout) for part in value.embeddings] for value, layout in own),
+            *([_side_by_side(part, layout) for part in item.embeddings] for item, layout in pairs),
             strict=True,
         )
         linear = zip(
-            *([tf.reduce_sum(part, axis=[1, 2]) for part in value.linear] for value, _ in own), strict=True
+            *([tf.reduce_sum(part, axis=[1, 2]) for part in item.linear] for item, _ in pairs), strict=True
         )
         inputs[tower] = TowerInput(
             e0=stack([_concat_columns(parts) for parts in by_copy]),
@@ -283,7 +283,7 @@ def tower_inputs(
 
 
 def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
-    """[B, features, width] as [B, features * width]."""
+    """Reshapes [B, features, width] to [B, features * width]."""
     rows = -1 if layout.width else tf.shape(embeddings)[0]
     return tf.reshape(embeddings, [rows, len(layout.features) * layout.width])
 
@@ -296,8 +296,8 @@ def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
     """Returns the width of each tower's concatenated embeddings, as ``tower_inputs`` makes them."""
     return {
-        tower: max(one.stop for one in own.values())
-        for tower, own in tower_columns(layouts, factorized).items()
+        tower: max(part.stop for part in slices.values())
+        for tower, slices in tower_columns(layouts, factorized).items()
     }
 
 
@@ -305,10 +305,10 @@ def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str,
     """Returns the columns of each feature's embedding in the input of its tower, as ``tower_inputs`` makes it."""
     by_tower: dict[str, dict[str, slice]] = {}
     for layout in with_numbers(with_products(layouts)):
-        own = by_tower.setdefault(_tower(layout, factorized), {})
+        slices = by_tower.setdefault(_tower(layout, factorized), {})
         for feature in layout.features:
-            begin = max((columns.stop for columns in own.values()), default=0)
-            own[feature.name] = slice(begin, begin + layout.width)
+            begin = max((columns.stop for columns in slices.values()), default=0)
+            slices[feature.name] = slice(begin, begin + layout.width)
     return by_tower
 
 

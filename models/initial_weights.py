@@ -49,7 +49,7 @@ def _truncated_normal(shape: Sequence[int], seed: int, deviation: float) -> tf.T
 
 
 class _Start(NamedTuple):
-    """The shape of a weight, and what draws it or the value of all its elements."""
+    """The shape of a weight, and its initializer or the value of all its elements."""
 
     shape: tuple[int, ...]
     values: Initializer | float
@@ -63,14 +63,14 @@ def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: in
         seed: the same seed gives the same weights.
     """
     seeds, starts = random.Random(seed), _starts(architecture, widths)
-    found: dict[str, tf.Tensor] = {}
+    weights: dict[str, tf.Tensor] = {}
     for prefix in architecture.prefixes:
         matrices = [name for name, start in starts.items() if callable(start.values)]
         numbers = {name: seeds.randint(1, 10**9) for name in sorted(matrices, key=_turn)}
         for name, (shape, values) in starts.items():
             drawn = values(shape, numbers[name]) if callable(values) else tf.fill(shape, values)
-            found[f"{prefix}{name}"] = drawn
-    return found
+            weights[f"{prefix}{name}"] = drawn
+    return weights
 
 
 def weight_shapes(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -89,73 +89,73 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
     """Returns how the weights of one component start, in the order of checkpoints."""
     a, towers = architecture, architecture.towers
     prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
-    found: dict[str, _Start] = {}
+    inits: dict[str, _Start] = {}
     for name, tower in towers.items():
         if a.network is not None and name == "quality":
-            found |= {NETWORK + key: _Start(*start) for key, start in a.network.weights(widths[name]).items()}
+            inits |= {NETWORK + key: _Start(*start) for key, start in a.network.weights(widths[name]).items()}
         else:
-            found |= _tower(name, tower, widths[name])
+            inits |= _tower(name, tower, widths[name])
     heads = {
         name: _Start(([widths[name], *tower.units][-1], outputs), glorot_uniform)
         for name, tower in towers.items()
     }
     if "ui" in heads:
         # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
-        found |= {"ui_head": heads["ui"], "ui_head_bias": _Start((outputs,), 1 / math.sqrt(outputs))}
+        inits |= {"ui_head": heads["ui"], "ui_head_bias": _Start((outputs,), 1 / math.sqrt(outputs))}
     if "quality" in heads:
-        found["quality_head"] = heads["quality"]
+        inits["quality_head"] = heads["quality"]
     if a.rank_head:
-        found["rank_head"] = heads["quality"]
+        inits["rank_head"] = heads["quality"]
     for name, tower in towers.items():
-        found |= _detours(name, tower, widths[name], outputs)
+        inits |= _detours(name, tower, widths[name], outputs)
     if a.factors is None:
-        found["output_bias"] = _Start((), prior)
+        inits["output_bias"] = _Start((), prior)
     elif a.factors.pieces:
         # The inverse of the softplus of 1.
-        found["transfer_slopes"] = _Start((a.factors.pieces,), math.log(math.e - 1))
+        inits["transfer_slopes"] = _Start((a.factors.pieces,), math.log(math.e - 1))
     else:
-        found["transfer_scale"] = _Start((), 1.0)
+        inits["transfer_scale"] = _Start((), 1.0)
     if a.factors is not None:
-        found["transfer_bias"] = _Start((), prior)
+        inits["transfer_bias"] = _Start((), prior)
     for pooled in a.pooled:
         for part, shape in pooled.shapes.items():
             draw = glorot_uniform if part == "query" else 0.0
-            found[f"pooling/{pooled.name}/{part}"] = _Start(shape, draw)
+            inits[f"pooling/{pooled.name}/{part}"] = _Start(shape, draw)
     for matrix, bias in map(label_weights, a.labels):
-        found |= {matrix: heads["quality"], bias: _Start((), prior)}
-    return found
+        inits |= {matrix: heads["quality"], bias: _Start((), prior)}
+    return inits
 
 
 def _tower(name: str, tower: Tower, width: int) -> dict[str, _Start]:
-    """``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``, ``deep_0/w_bias`` and so on."""
-    found: dict[str, _Start] = {}
+    """Returns the layers' weights: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w`` and so on."""
+    starts: dict[str, _Start] = {}
     for number in range(tower.crosses):
         sizes = [width, tower.cross_rank, width] if tower.cross_rank else [width, width]
-        found |= _layer(f"{name}/cross_{number}", sizes, [small_normal] * (len(sizes) - 1))
+        starts |= _layer(f"{name}/cross_{number}", sizes, [small_normal] * (len(sizes) - 1))
     for number, (size, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
         sizes = [width, rank, size] if rank else [width, size]
         # U keeps the variance of its inputs, as he_normal presumes for what follows.
-        found |= _layer(f"{name}/deep_{number}", sizes, [lecun_normal, he_normal] if rank else [he_normal])
+        starts |= _layer(f"{name}/deep_{number}", sizes, [lecun_normal, he_normal] if rank else [he_normal])
         width = size
-    return found
+    return starts
 
 
 def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dict[str, _Start]:
     names = ["w"] if len(draws) == 1 else ["u", "v"]
     parts = zip(names, pairwise(sizes), draws, strict=True)
-    found = {f"{name}/{part}": _Start(shape, draw) for part, shape, draw in parts}
-    return found | {f"{name}/{names[-1]}_bias": _Start((sizes[-1],), 0.0)}
+    starts = {f"{name}/{part}": _Start(shape, draw) for part, shape, draw in parts}
+    return starts | {f"{name}/{names[-1]}_bias": _Start((sizes[-1],), 0.0)}
 
 
 def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:
-    """The matrices by which layers read others than the one before: ``deep_1_from_0``, ``head_from_1``."""
-    widths, found = [width, *tower.units], {}
-    for place, sources in enumerate(tower.sources):
-        is_head = place == len(tower.units)
-        reader = "head" if is_head else f"deep_{place}"
-        rank = 0 if is_head else tower.ranks[place]
-        columns = outputs if is_head else rank or tower.units[place]
+    """Returns the matrices of skip connections: ``deep_1_from_0``, ``head_from_1``."""
+    widths, starts = [width, *tower.units], {}
+    for index, sources in enumerate(tower.sources):
+        is_head = index == len(tower.units)
+        reader = "head" if is_head else f"deep_{index}"
+        rank = 0 if is_head else tower.ranks[index]
+        columns = outputs if is_head else rank or tower.units[index]
         draw = glorot_uniform if is_head else lecun_normal if rank else he_normal
         for source in sources:
-            found[f"{name}/{reader}_from_{source}"] = _Start((widths[source], columns), draw)
-    return found
+            starts[f"{name}/{reader}_from_{source}"] = _Start((widths[source], columns), draw)
+    return starts

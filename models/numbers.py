@@ -37,40 +37,40 @@ def next_statistics(
     values: tf.Tensor,
     learned: tf.Tensor,
     workers: int = 1,
-    gather: Callable[[tf.Tensor], tf.Tensor] = lambda own: own,
+    gather: Callable[[tf.Tensor], tf.Tensor] = lambda rows: rows,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
 
     Args:
-        statistics: those before it.
-        apart: that before it.
+        statistics: before the batch.
+        apart: before the batch.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
         workers: W, that divide the batch.
         gather: concatenates what they have: [N, K] of each becomes [N W, K].
     """
-    parts = [_scaled(one, own) for one, own in split_values(layouts, values).items()]
+    parts = [_scaled(numbers, vector) for numbers, vector in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
     counted = tf.math.is_finite(scaled) & learned[:, tf.newaxis]
     far, first = apart[:3], apart[3:]
     young = statistics[0] + far[0] < FIRST_NUMBERS
 
-    def of_workers(own: tf.Tensor) -> list[tf.Tensor]:
-        return tf.unstack(tf.reshape(gather(own), [workers, own.shape[0], scaled.shape[1]]))
+    def of_workers(rows: tf.Tensor) -> list[tf.Tensor]:
+        return tf.unstack(tf.reshape(gather(rows), [workers, rows.shape[0], scaled.shape[1]]))
 
     def judge() -> tuple[tf.Tensor, ...]:
         return _judge_first(statistics, far, first, scaled, counted, of_workers)
 
-    known = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
+    previous = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
     has_first = tf.reduce_any(young & tf.reduce_any(counted, axis=0))
     # Chips exchange nothing within a branch.
-    judged = tf.cond(has_first, judge, lambda: known) if workers == 1 else judge()
+    judged = tf.cond(has_first, judge, lambda: previous) if workers == 1 else judge()
     statistics, far, first, center, reach = (
-        tf.where(young, *pair) for pair in zip(judged, known, strict=True)
+        tf.where(young, *pair) for pair in zip(judged, previous, strict=True)
     )
     near = tf.abs(scaled - center) <= reach
-    own = tf.concat([_sums(scaled, counted & near), _sums(scaled, counted & ~near)], axis=0)
-    for part in of_workers(own):
+    sums = tf.concat([_sums(scaled, counted & near), _sums(scaled, counted & ~near)], axis=0)
+    for part in of_workers(sums):
         statistics, far = _merged(statistics, part[:3]), _merged(far, part[3:])
     many = far[0] > _MOST_APART * (statistics[0] + far[0])
     statistics = tf.where(many, _merged(statistics, far), statistics)
@@ -87,15 +87,15 @@ def _judge_first(
 ) -> tuple[tf.Tensor, ...]:
     """Adds a batch to the first values [64, K], by which all values of numbers that have fewer so far are judged.
 
-    Returns statistics, those of what is left out and the first values, and the median and the reach of what counts.
+    Returns statistics, statistics of outlying values, the first values, and the median and reach of inliers.
     Where the judgement of an earlier value changes, both statistics are computed anew.
     """
     index = tf.range(FIRST_NUMBERS, dtype=tf.float64)[:, tf.newaxis]
     count = statistics[0] + far[0]
     was = index < count
     numbers = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0, keepdims=True)
-    own = tf.concat([numbers, _append(tf.zeros_like(first), tf.zeros_like(count), values, counted)], axis=0)
-    for part in of_workers(own):
+    rows = tf.concat([numbers, _append(tf.zeros_like(first), tf.zeros_like(count), values, counted)], axis=0)
+    for part in of_workers(rows):
         first = _append(first, count, part[1:], index < part[0])
         count += part[0]
     there = index < count
@@ -153,12 +153,12 @@ def _merged(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 def split_values(layouts: Sequence[TableLayout], values: tf.Tensor) -> dict[Numbers, tf.Tensor]:
     """Splits [B, K] by features."""
-    return {one: values[:, one.first : one.first + one.size] for one in all_numbers(layouts)}
+    return {n: values[:, n.first : n.first + n.size] for n in all_numbers(layouts)}
 
 
-def _scaled(one: Numbers, values: tf.Tensor) -> tf.Tensor:
+def _scaled(numbers: Numbers, values: tf.Tensor) -> tf.Tensor:
     values = tf.cast(values, tf.float64)
-    return tf.sign(values) * tf.math.log1p(tf.abs(values)) if one.log else values
+    return tf.sign(values) * tf.math.log1p(tf.abs(values)) if numbers.log else values
 
 
 def look_up_numbers(
@@ -172,16 +172,16 @@ def look_up_numbers(
     ``values`` are float32 [B, size] of each feature, NaN where missing; a vector with one is missing. ``copies`` is the
     number of those of the tables; ``dtype`` returns that of a tower's input.
     """
-    made = []
-    for one, own in values.items():
-        missing = tf.reduce_any(tf.math.is_nan(own), axis=1, keepdims=True)
-        inputs = own
-        if one.normalize:
-            part = statistics[:, one.first : one.first + one.size]
-            normal = tf.clip_by_value((_scaled(one, own) - part[1]) / _deviation(part, 1.0), -CLIP, CLIP)
+    looked_up = []
+    for number, raw in values.items():
+        missing = tf.reduce_any(tf.math.is_nan(raw), axis=1, keepdims=True)
+        inputs = raw
+        if number.normalize:
+            part = statistics[:, number.first : number.first + number.size]
+            normal = tf.clip_by_value((_scaled(number, raw) - part[1]) / _deviation(part, 1.0), -CLIP, CLIP)
             inputs = tf.cast(normal, tf.float32)
         inputs = tf.where(missing, 0.0, inputs)
-        both = tf.cast(tf.concat([inputs, tf.cast(missing, tf.float32)], axis=1), dtype(one.tower))
+        both = tf.cast(tf.concat([inputs, tf.cast(missing, tf.float32)], axis=1), dtype(number.tower))
         nothing = tf.zeros([tf.shape(both)[0], 1, 1])
-        made.append(LookedUp([both[:, tf.newaxis]] * copies, [nothing] * copies))
-    return made
+        looked_up.append(LookedUp([both[:, tf.newaxis]] * copies, [nothing] * copies))
+    return looked_up

@@ -20,7 +20,7 @@ from tensorflow.python.framework.ops import gradient_registry
 
 
 def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``tf.custom_gradient`` of a function that returns its results and the function of their gradients."""
+    """Wraps a function that returns its results and their gradient function, as ``tf.custom_gradient`` does."""
     with_gradient = tf.custom_gradient(function)
 
     @tf.autograph.experimental.do_not_convert
@@ -65,8 +65,8 @@ def one_pass(
     """
 
     def in_float32(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        outputs = function(*(tf.cast(one, tf.float32) for one in inputs))
-        return [tf.cast(one, inputs[0].dtype) for one in outputs] if rounded else outputs
+        outputs = function(*(tf.cast(value, tf.float32) for value in inputs))
+        return [tf.cast(value, inputs[0].dtype) for value in outputs] if rounded else outputs
 
     @functools.cache
     def traced(dtypes: tuple[tf.DType, ...]) -> Callable[..., list[tf.Tensor]]:
@@ -76,7 +76,7 @@ def one_pass(
 
     if not compiled:
         return in_float32
-    return lambda *inputs: traced(tuple(one.dtype for one in inputs))(*inputs)
+    return lambda *inputs: traced(tuple(value.dtype for value in inputs))(*inputs)
 
 
 def sum_of_rows(values: tf.Tensor) -> tf.Tensor:

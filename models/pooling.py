@@ -35,34 +35,34 @@ def pool(
     """
     # Linear weights beside the model have tables of their own, of width 0.
     singles = {
-        feature.name: (layout, own, plan["single"][:, place], gradient_by_products)
-        for layout, own, plan in zip(layouts, rows, plans, strict=True)
-        for place, feature in enumerate(layout.single)
+        feature.name: (layout, distinct, plan["single"][:, index], gradient_by_products)
+        for layout, distinct, plan in zip(layouts, rows, plans, strict=True)
+        for index, feature in enumerate(layout.single)
         if layout.width
     }
     lists_of = {
-        feature.name: (layout, number, own, plan, gradient_by_products)
-        for layout, own, plan in zip(layouts, rows, plans, strict=True)
+        feature.name: (layout, number, distinct, plan, gradient_by_products)
+        for layout, distinct, plan in zip(layouts, rows, plans, strict=True)
         for number, feature in enumerate(layout.multivalent)
         if layout.width
     }
-    made, products = [], []
-    for layout, found in zip(layouts, looked_up, strict=True):
-        (embeddings,) = found.embeddings
+    replaced, products = [], []
+    for layout, entries in zip(layouts, looked_up, strict=True):
+        (embeddings,) = entries.embeddings
         for number, feature in enumerate(layout.multivalent):
-            one = feature.pooled
-            if one is not None:
-                lists, there = _lists(*lists_of[one.name], one.most)
-                target = _embeddings(*singles[one.of])
+            attention = feature.pooled
+            if attention is not None:
+                lists, there = _lists(*lists_of[attention.name], attention.most)
+                target = _embeddings(*singles[attention.of])
                 pooled, product = (
                     tf.cast(part, embeddings.dtype)[:, tf.newaxis]
-                    for part in _attend(weights, one, lists, there, target)
+                    for part in _attend(weights, attention, lists, there, target)
                 )
-                place = len(layout.single) + number
-                embeddings = tf.concat([embeddings[:, :place], pooled, embeddings[:, place + 1 :]], axis=1)
+                index = len(layout.single) + number
+                embeddings = tf.concat([embeddings[:, :index], pooled, embeddings[:, index + 1 :]], axis=1)
                 products.append(LookedUp([product], [tf.zeros([tf.shape(product)[0], 1, 1])]))
-        made.append(found._replace(embeddings=[embeddings]))
-    return [*made, *products], with_products(layouts)
+        replaced.append(entries._replace(embeddings=[embeddings]))
+    return [*replaced, *products], with_products(layouts)
 
 
 def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor, by_products: bool) -> tf.Tensor:
@@ -95,13 +95,13 @@ def _lists(
 def _attend(
     weights: Weights, pooled: Pooled, lists: tf.Tensor, there: tf.Tensor, target: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
+    parameters = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
     scale = 1 / math.sqrt(max(pooled.width, 1))
-    query = target @ own["query"]
-    scores = scale * tf.linalg.matvec(lists, query) + own["recency"]
+    query = target @ parameters["query"]
+    scores = scale * tf.linalg.matvec(lists, query) + parameters["recency"]
     # The list has one more place, of score 0, with nothing.
     largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
     parts = tf.where(there, tf.exp(scores - largest), 0.0)
     shares = parts / (tf.reduce_sum(parts, axis=1, keepdims=True) + tf.exp(-largest))
-    made = tf.linalg.matvec(lists, shares, transpose_a=True)
-    return made, pooled.scale * made * query
+    mean = tf.linalg.matvec(lists, shares, transpose_a=True)
+    return mean, pooled.scale * mean * query

@@ -1,4 +1,4 @@
-"""Effects of queries: what the rows of one have in common beyond their features.
+"""Query effects: offsets shared by the rows of a query beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
 of its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the
@@ -47,7 +47,7 @@ def query_effect(
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
     """Computes the factors 1 / (1 + s H), float32 [B], of the gradient and the curvature that a bias learns from.
 
-    ``query`` is that of ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
+    ``query``: as in ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
     """
     total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
     return tf.gather(1.0 / (1.0 + VARIANCE * total), query)

@@ -12,7 +12,7 @@ from ctr.models.rows import TableLayout
 
 
 class RowCurvature(NamedTuple):
-    """Of the U distinct rows of a batch in one table.
+    """Curvature of the U distinct rows of a batch in one table.
 
     Attributes:
         curvature: float32 [U], the second derivative of the loss by the row's linear weight.
@@ -41,8 +41,8 @@ def row_curvatures(
     counts = [plan["distinct"].shape[0] or tf.size(plan["distinct"]) for plan in plans]
     singles = [plan["single"] for plan in plans]
     is_row = [
-        tf.tile((one > 0)[:, tf.newaxis], [1, ids.shape[1]])
-        for ids, (one, _) in zip(singles, bends, strict=True)
+        tf.tile((bend > 0)[:, tf.newaxis], [1, ids.shape[1]])
+        for ids, (bend, _) in zip(singles, bends, strict=True)
     ]
     same = shared_by_query(tf.concat(singles, axis=1), query, tf.concat(is_row, axis=1))
     of_tables = tf.split(same, [ids.shape[1] for ids in singles], axis=1)
@@ -72,33 +72,33 @@ def row_curvatures(
         total += tf.math.unsorted_segment_sum(share, rows, begin)
         features = tf.where(share > 0, features, -1)
         groups = tf.maximum(groups, tf.math.unsorted_segment_max(features, rows, begin))
-    return [RowCurvature(*one) for one in zip(tf.split(total, counts), tf.split(groups, counts), strict=True)]
+    return list(map(RowCurvature, tf.split(total, counts), tf.split(groups, counts)))
 
 
-def of_present(found: RowCurvature, present: tf.Tensor) -> RowCurvature:
-    """The same where some features are absent, whose rows have no curvature.
+def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
+    """Sets the curvature of absent features' rows to 0.
 
     Args:
-        found: of all rows.
+        curvatures: of all rows.
         present: float32 [F], 1 for a feature that is there, 0 for one that is not.
     """
-    share = tf.gather(present, tf.maximum(found.groups, 0))
-    return found._replace(curvature=found.curvature * share)
+    share = tf.gather(present, tf.maximum(curvatures.groups, 0))
+    return curvatures._replace(curvature=curvatures.curvature * share)
 
 
 class Part:
-    """All of a model; a search steps with other parts, of its candidates."""
+    """The part of a model that a step computes with: all of it; a search has parts of its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
-        """The dense weights that are computed with."""
+        """Returns the dense weights of the part."""
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """Returns what is computed with of what a table gives."""
+        """Selects the part of a table's embeddings and linear weights that the step computes with."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """The curvature of the rows of a table by their own linear weights."""
+        """Returns the curvature of a table's rows with respect to their linear weights."""
         return curvature
 
 

@@ -53,12 +53,12 @@ class Pooled:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its weights."""
+        """Returns the shapes of the attention's weights by name."""
         return {"query": (self.target, self.width), "recency": (self.most,)}
 
     @property
     def operations(self) -> int:
-        """The floating-point operations for a row, whose list is computed at full length."""
+        """Counts the floating-point operations for a row, whose list is computed at full length."""
         return 2 * self.target * self.width + self.most * (4 * self.width + 6)
 
 
@@ -69,7 +69,7 @@ class Numbers:
     Attributes:
         size: how many numbers a row has.
         single: the column in the id matrix where their bits are, None of a vector.
-        first: its first column among those of all such features.
+        first: its first column among the columns of all such features.
         log: whether sign(x) log(1 + |x|) takes their place.
         normalize: whether they are normalized.
     """
@@ -84,7 +84,7 @@ class Numbers:
 
     @property
     def width(self) -> int:
-        """Columns of the tower's input: the numbers, and whether they are missing."""
+        """Number of columns in the tower's input: the numbers, and a flag for missing ones."""
         return self.size + 1
 
 
@@ -112,12 +112,12 @@ class FeatureRows:
 
     @property
     def source(self) -> str:
-        """The feature of the log whose ids it has, where these are not made of two others'."""
+        """The feature of the log whose ids this one has; not for crosses of two features."""
         return self.of[0] if len(self.of) == 1 else self.name
 
     @cached_property
     def salt(self) -> np.int64:
-        """Returns what distinguishes its ids that grow from those of other features."""
+        """Returns the constant XORed into growing ids, so that equal ids of two features differ."""
         return np.frombuffer(hashlib.sha256(self.name.encode()).digest()[:8], "<i8")[0]
 
 
@@ -194,42 +194,42 @@ def lay_out_tables(
         if layout.rows > np.iinfo(np.int32).max:
             raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
         layouts.append(layout)
-    for one in numbers:
-        place = next((place for place, layout in enumerate(layouts) if layout.tower == one.tower), 0)
-        layouts[place] = replace(layouts[place], numbers=(*layouts[place].numbers, one))
+    for number in numbers:
+        index = next((index for index, layout in enumerate(layouts) if layout.tower == number.tower), 0)
+        layouts[index] = replace(layouts[index], numbers=(*layouts[index].numbers, number))
     return tuple(layouts)
 
 
 def number_count(layouts: Sequence[TableLayout]) -> int:
     """Counts the numbers that each row of a batch has, K."""
-    return sum(one.size for one in all_numbers(layouts))
+    return sum(numbers.size for numbers in all_numbers(layouts))
 
 
 def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
     """Lists the features without rows, in the order of their columns."""
-    return tuple(sorted((one for layout in layouts for one in layout.numbers), key=lambda one: one.first))
+    return tuple(sorted((n for layout in layouts for n in layout.numbers), key=lambda n: n.first))
 
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
     """Lists the features of a log that a model has; pairs are made of these."""
-    names = [one.name for layout in layouts for one in layout.features if not one.of]
-    return names + [one.name for one in all_numbers(layouts)]
+    names = [feature.name for layout in layouts for feature in layout.features if not feature.of]
+    return names + [numbers.name for numbers in all_numbers(layouts)]
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
     products = [
-        _without_rows(f"{one.name}*{one.of}", layout.tower, one.width)
+        _without_rows(f"{pooled.name}*{pooled.of}", layout.tower, pooled.width)
         for layout in layouts
-        for one in (feature.pooled for feature in layout.features)
-        if one is not None
+        for pooled in (feature.pooled for feature in layout.features)
+        if pooled is not None
     ]
     return (*layouts, *products)
 
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature without rows a layout of its own, as for products."""
-    return (*layouts, *(_without_rows(one.name, one.tower, one.width) for one in all_numbers(layouts)))
+    return (*layouts, *(_without_rows(n.name, n.tower, n.width) for n in all_numbers(layouts)))
 
 
 def _without_rows(name: str, tower: str, width: int) -> TableLayout:

@@ -1,4 +1,4 @@
-"""Objective: what the weights are trained for.
+"""Objective: the losses and constraints that the weights are trained for.
 
 Begin with ``losses.py``, which sums the terms of a batch; ``config.py`` has their keys. ``pairs.py`` and
 ``targets.py`` prepare a batch in NumPy, ``schedules.py`` has the weights that grow and the learning rates,

@@ -108,14 +108,14 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
     for axis in family.axes:
         column = ids[:, axis.column]
         if axis.ids is None:
-            place = column.astype(np.int32)
+            position = column.astype(np.int32)
         else:
-            known = np.array(axis.ids, ids.dtype)
-            order = np.argsort(known).astype(np.int32)
-            nearest = np.minimum(np.searchsorted(known[order], column), len(known) - 1)
-            place = order[nearest]
-            inside = inside & (known[place] == column)
-        index = index * np.int32(axis.size) + place
+            axis_ids = np.array(axis.ids, ids.dtype)
+            order = np.argsort(axis_ids).astype(np.int32)
+            nearest = np.minimum(np.searchsorted(axis_ids[order], column), len(axis_ids) - 1)
+            position = order[nearest]
+            inside = inside & (axis_ids[position] == column)
+        index = index * np.int32(axis.size) + position
     return np.where(inside, index, np.int32(-1))
 
 
@@ -170,12 +170,12 @@ def dual_step(
     """
     inside, error = _errors(index, label, probability, weight)
     weight = tf.where(inside, weight, tf.zeros_like(weight))
-    place = tf.maximum(index, 0)
+    segments = tf.maximum(index, 0)
     count = duals.shape[0] if duals.shape[0] is not None else tf.shape(duals)[0]
     total, errors = total_of(
         [
-            tf.math.unsorted_segment_sum(weight, place, count),
-            tf.math.unsorted_segment_sum(weight * error, place, count),
+            tf.math.unsorted_segment_sum(weight, segments, count),
+            tf.math.unsorted_segment_sum(weight * error, segments, count),
         ]
     )
     mean = tf.math.divide_no_nan(errors, total)
@@ -206,11 +206,11 @@ def measured_families(families: Sequence[Family], source: int) -> dict[str, int]
 
 
 def slice_names(config: SliceConfig, family: Family) -> list[str]:
-    """Says in words what each slice holds, in the order of ``ctr.objective.bias_constraints``."""
+    """Describes each slice in words, in the order of the dual variables."""
     axes = []
     for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
         if values == "all":
-            axes.append([f"{feature} id {place}" for place in range(axis.size)])
+            axes.append([f"{feature} id {number}" for number in range(axis.size)])
         else:
             axes.append([f"{feature} {_value(value)}" for value in values])
     if bounds := family.boundaries:

@@ -26,8 +26,8 @@ def _one_kind(values: object) -> object:
     # Checked at once: the refusal of a union would speak of each of its types.
     if values == "all":
         return values
-    given = isinstance(values, list | tuple) and len(values) > 0
-    if not given or not all(isinstance(value, RawValue) for value in values):  # type: ignore[attr-defined]
+    is_list = isinstance(values, list | tuple) and len(values) > 0
+    if not is_list or not all(isinstance(value, RawValue) for value in values):  # type: ignore[attr-defined]
         raise ValueError('a list of at least one value (texts, numbers, null) or the word "all" is required')
     return values
 
@@ -199,10 +199,10 @@ class BiasConstraintsConfig(StrictModel):
             repeated = [name for name in names if names.count(name) > 1]
             if repeated:
                 raise ValueError(f"{key}: {repeated[0]} is named twice")
-        known = [log.name for log in self.logs]
+        log_names = [log.name for log in self.logs]
         for index, family in enumerate(self.families):
-            if family.log is not None and family.log not in known:
-                allowed = ", ".join(["null (the training log)", *known])
+            if family.log is not None and family.log not in log_names:
+                allowed = ", ".join(["null (the training log)", *log_names])
                 raise ValueError(
                     f"families.{index}.log is {family.log!r}, which is not a constraint log; allowed: {allowed}"
                 )
@@ -280,7 +280,7 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def ranks_outside_embeddings(self) -> bool:
-        """Tells whether embeddings learn as without the rank loss that the other weights learn by."""
+        """Returns whether embeddings ignore the rank loss that the other weights learn from."""
         return self.ranking is not None and self.ranking.trains == "outside_embeddings"
 
     @property
@@ -304,7 +304,7 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def scored_part(self) -> "ObjectiveConfig":
-        """The part that scoring needs: which slices the rows are in."""
+        """Returns the part of the objective that scoring needs: the constraints that assign rows to slices."""
         return ObjectiveConfig(bias_constraints=self.bias_constraints)
 
 

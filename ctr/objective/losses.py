@@ -40,15 +40,15 @@ def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit``: NaN
     where there is none; a constant for the gradient.
     """
-    known = ~tf.math.is_nan(teacher_logit)
+    has_teacher = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
-    student = tf.where(known, logit, tf.zeros_like(logit))
+    student = tf.where(has_teacher, logit, tf.zeros_like(logit))
     # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
     # in place of the sum, large logits would leave nothing but rounding.
     clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
     other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
-    return tf.where(known, clicked + other, tf.zeros_like(student))
+    return tf.where(has_teacher, clicked + other, tf.zeros_like(student))
 
 
 def rank_loss(
@@ -96,7 +96,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
     """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
 
     A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
-    there it is the sum of their weights. Where workers divide a batch it is that of the whole batch.
+    there it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -192,7 +192,7 @@ def label_losses(
     ramps: Mapping[str, tf.Tensor],
     total_weight: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Computes what each label adds to the loss, scalars; its sum over rows is divided by ``total_weight``.
+    """Computes the loss term of each label, scalars: its sum over rows, divided by ``total_weight``.
 
     ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
     """
@@ -255,9 +255,9 @@ def logit_curvature(
                 [tf.math.unsorted_segment_sum(bends, rows, tf.shape(logit)[0]) for rows in pairs]
             )
     if config.distillation is not None:
-        known = ~tf.math.is_nan(targets["teacher_logit"])
+        has_teacher = ~tf.math.is_nan(targets["teacher_logit"])
         share = config.distillation.weight * ramps["distillation"]
-        others.append(tf.where(known, share * own_weight * bend(logit), tf.zeros_like(logit)))
+        others.append(tf.where(has_teacher, share * own_weight * bend(logit), tf.zeros_like(logit)))
     for name, extra in config.extra_terms.items():
         with tf.GradientTape() as second:
             second.watch(logit)
@@ -271,7 +271,7 @@ def logit_curvature(
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    """Computes p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
@@ -284,7 +284,7 @@ def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
 
 
 def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
-    """A term of the whole batch, which all workers compute, as the share of the first one; its gradient stays."""
+    """Zeroes a term that all workers compute for the whole batch, but on the first one; its gradient stays."""
     if workers.size == 1:
         return term
     share = term if workers.is_chief else tf.zeros_like(term)

@@ -29,7 +29,7 @@ class Pairs(NamedTuple):
     weight: np.ndarray
 
     def padded(self, size: int) -> "Pairs":
-        """Pads to ``size`` pairs with those of weight 0."""
+        """Pads to ``size`` pairs with pairs of weight 0."""
         added = size - len(self.weight)
         return Pairs(*(np.concatenate([part, np.zeros(added, part.dtype)]) for part in self))
 

@@ -1,4 +1,4 @@
-"""Targets of a batch: what a step needs of its rows beside their ids, in arrays of a few sizes.
+"""Targets of a batch: labels, weights and other inputs of a step beside the ids, in arrays of a few sizes.
 
 NumPy, in the reading thread.
 """
@@ -62,15 +62,15 @@ def make_targets(
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     if count := number_count(layouts):
         targets[STATISTICS] = np.full((capacity, count), np.nan, np.float32)
-    for one in all_numbers(layouts):
-        own = targets[STATISTICS][: len(rows), one.first : one.first + one.size]
-        if one.single is not None:
-            own[:, 0] = numbers_of_ids(rows.ids[:, one.single])
+    for numbers in all_numbers(layouts):
+        columns = targets[STATISTICS][: len(rows), numbers.first : numbers.first + numbers.size]
+        if numbers.single is not None:
+            columns[:, 0] = numbers_of_ids(rows.ids[:, numbers.single])
         else:
-            ids, offsets = rows.multivalent[one.name]
+            ids, offsets = rows.multivalent[numbers.name]
             sizes = np.diff(offsets)
-            whole = numbers_of_ids(ids)[np.repeat(sizes == one.size, sizes)]
-            own[sizes == one.size] = whole.reshape(-1, one.size)
+            whole = numbers_of_ids(ids)[np.repeat(sizes == numbers.size, sizes)]
+            columns[sizes == numbers.size] = whole.reshape(-1, numbers.size)
     return targets
 
 
@@ -90,7 +90,7 @@ def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
 
 
 def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Train weights, float32 [N], 0 for rows whose own losses do not count."""
+    """Returns train weights, float32 [N], 0 for rows whose own losses do not count."""
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
@@ -120,7 +120,7 @@ def target_signature(
     layouts: Sequence[TableLayout] = (),
     is_divided: bool = False,
 ) -> dict[str, tf.TensorSpec]:
-    """Returns the names and types of what ``make_targets`` returns.
+    """Returns the names and types of the arrays that ``make_targets`` returns.
 
     A part of a batch has ``batch_weight``, too (``whole_batch_weight``).
     """

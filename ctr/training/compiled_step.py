@@ -1,4 +1,4 @@
-"""Compiled step: what scores batches and learns from them, one by one or many small ones in one call."""
+"""Compiled step: scores batches and learns from them, one by one or many small ones in one call."""
 
 import logging
 import time
@@ -76,7 +76,7 @@ class CompiledStep:
         self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
+        """Scores a batch, then makes a step with it; a batch without good rows has neither scores nor a step."""
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
@@ -89,7 +89,7 @@ class CompiledStep:
                 self.state.tables.optimizer.exchange()
                 if feed.preconditions:
                     self.state.dense_optimizer.exchange()
-        logit, *labels = (feed.in_order(one.numpy()) for one in (result.logit, *result.labels))
+        logit, *labels = (feed.in_order(logits.numpy()) for logits in (result.logit, *result.labels))
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = result.applied.numpy()[np.newaxis], result.terms.numpy()[np.newaxis]
         self.state.experts.count(len(feed.batch.rows))
@@ -131,12 +131,12 @@ class CompiledStep:
         feed = self._with_rows("score", feed)
         with self._calling("score", feed):
             score = on_step_device(self._functions_of(feed)[1])
-            found = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
-        (logit, *labels), slices = ([feed.in_order(one.numpy()) for one in part] for part in found)
+            scores = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        (logit, *labels), slices = ([feed.in_order(values.numpy()) for values in part] for part in scores)
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
+        """Returns whether the weights, after the last step, predict soundly for its batch."""
         if self._last_applied is None:
             return True
         feed = self._last_applied().of_tables(self.state.active_layouts)
@@ -203,7 +203,7 @@ class CompiledStep:
 def fresh_state(
     config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
 ) -> TrainState:
-    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
+    """Makes a run's initial state, always the same; restricts TensorFlow to operations that repeat bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
     return TrainState(layouts, config, dtype, families, workers)

@@ -71,10 +71,10 @@ class BatchConfig(StrictModel):
     def _resolve(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        given = {name: one for name, one in content.items() if name not in _OPEN or one != "auto"}
-        if "growth" in given:
-            return {"least": 8, **given}
-        return {"growth": None, **given} if "rows" in given else given
+        settings = {name: value for name, value in content.items() if name not in _OPEN or value != "auto"}
+        if "growth" in settings:
+            return {"least": 8, **settings}
+        return {"growth": None, **settings} if "rows" in settings else settings
 
     def sizes(self, origin: int = 0) -> "BatchSize":
         """Returns how many rows batches have by position; ``origin`` is where the first one begins."""
@@ -151,7 +151,7 @@ class EmbeddingOptimizerConfig(StrictModel):
 
     @property
     def update_limit(self) -> tuple[float, float] | None:
-        """Relative and absolute; None: none."""
+        """Returns the relative and the absolute limit of an update, or None without a limit."""
         absolute = self.update_limit_absolute
         return (self.update_limit_relative, absolute) if absolute else None
 
@@ -316,7 +316,7 @@ class TrainConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
-        """Resolves what is ``auto`` and depends on other sections."""
+        """Resolves ``auto`` values that depend on other sections."""
         model = content.get("model") if isinstance(content, dict) else None
         if not isinstance(model, dict) or model.get("factorized") is None:
             return content
@@ -366,7 +366,7 @@ class TrainConfig(StrictModel):
 
     @property
     def fuses_steps(self) -> bool:
-        """Tells whether one call can learn from many batches: nothing is done on the host between two of them."""
+        """Returns whether one call can learn from many batches: the host has no work between two of them."""
         objective, uses_host = self.objective, self.optimizer.embeddings.rule == "one_sided"
         constraints = objective.bias_constraints
         has_more_rows = bool(self.label_delay or objective.labels) or (
@@ -382,7 +382,7 @@ class TrainConfig(StrictModel):
 
     @property
     def notes(self) -> list[str]:
-        """Says which ``auto`` is not what it would be without another key, and why, a line each."""
+        """Lists, a line each, the ``auto`` values that another key has changed, and why."""
         embeddings = self.optimizer.embeddings
         causes = {
             "gradient is mean": embeddings.gradient == "mean",
@@ -406,7 +406,7 @@ class TrainConfig(StrictModel):
 
     @property
     def schedules(self) -> dict[str, RateSchedule]:
-        """The schedules by the groups of variables that they are for, those that change something."""
+        """Returns the schedules that change a rate, by their groups of variables."""
         constraints = self.objective.bias_constraints
         texts = {
             "embeddings": self.optimizer.embeddings.schedule,
@@ -417,7 +417,7 @@ class TrainConfig(StrictModel):
         return {group: schedule for group, schedule in schedules.items() if schedule != CONSTANT}
 
     def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
-        """The embedding tables for a log's features.
+        """Lays out the embedding tables for a log's features.
 
         Raises:
             InputError: the configuration does not fit the features, or the features no table.
@@ -433,7 +433,7 @@ class TrainConfig(StrictModel):
         return with_pair_table(layouts, self.model, columns, self.ids.shared_rows)
 
     def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Returns what every ramp has reached when ``examples`` examples were trained on; 0 for what is off.
+        """Returns the value of every ramp after ``examples`` trained examples; 0 for terms that are off.
 
         Args:
             before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.
@@ -452,7 +452,7 @@ class TrainConfig(StrictModel):
         }
 
     def rates_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
-        """The rates of a step before which ``examples`` examples were trained on.
+        """Returns the rates of the step after ``examples`` trained examples.
 
         Args:
             before: as in ``ramps_at``, by the names ``rate_embeddings``, ``rate_dense`` and ``rate_duals``.
@@ -475,13 +475,13 @@ class TrainConfig(StrictModel):
         return {**rates, "dense": [self.optimizer.dense.learning_rate * rate for rate in rates["dense"]]}
 
     def sha256(self) -> str:
-        """A hash of the meaning of the configuration."""
+        """Hashes the meaning of the configuration."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _with_auto(content: Any, path: Sequence[str], value: str) -> Any:
-    """A copy of nested sections with a key set where it is ``auto`` or missing."""
+    """Copies nested sections and sets a key where it is ``auto`` or missing."""
     content = {} if content is None else content
     if not isinstance(content, dict):
         return content

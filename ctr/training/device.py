@@ -1,4 +1,4 @@
-"""Device: what this machine computes best in, and the settings that make a run repeatable on it."""
+"""Device: the dtypes and compilers that suit this machine, and the settings that make a run repeatable on it."""
 
 import logging
 import os
@@ -73,7 +73,7 @@ def _start_tpu() -> str:
 
 
 def accelerator() -> Literal["GPU", "TPU"] | None:
-    """Returns what makes the steps of this process, None where the processor does."""
+    """Returns the accelerator that computes this process's steps, or None for the CPU."""
     if _chip is not None:
         return "TPU"
     return "GPU" if tf.config.get_visible_devices("GPU") else None
@@ -118,12 +118,12 @@ def _cpu_info(name: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags, where the system lists them."""
+    """Reads the processor's feature flags, where the system lists them."""
     return frozenset(_cpu_info("flags").split())
 
 
 def resolve_compute_dtype(compute_dtype: str) -> str:
-    """``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
+    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
     if compute_dtype != "auto":
         return compute_dtype
     accelerated = accelerator() == "TPU" or bool(cpu_flags() & _BFLOAT16_FLAGS)
@@ -131,7 +131,7 @@ def resolve_compute_dtype(compute_dtype: str) -> str:
 
 
 def resolve_jit(jit: Literal["auto"] | bool, workers: int = 1) -> bool:
-    """Tells whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
+    """Returns whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
     if jit != "auto":
         return jit
     if workers > 1:
@@ -140,7 +140,7 @@ def resolve_jit(jit: Literal["auto"] | bool, workers: int = 1) -> bool:
 
 
 def has_few_shapes(shapes: Literal["auto", "few", "many"]) -> bool:
-    """Tells whether batches are padded to few shapes (``ctr.training.sizes``)."""
+    """Returns whether batches are padded to few shapes (``ctr.training.sizes``)."""
     if shapes != "auto":
         return shapes == "few"
     return accelerator() == "TPU"
@@ -155,8 +155,8 @@ def make_deterministic(seed: int) -> None:
 
 
 def _threads(setting: int, variable: str) -> int:
-    given = os.environ.get(variable, "")
-    return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
+    value = os.environ.get(variable, "")
+    return setting or (int(value) if value.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
 def describe_environment(

@@ -64,7 +64,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
 
 
 def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
-    """Returns where each of N elements is, int64 [N], if those of each of W workers stand together in order, padded."""
+    """Returns the index of each of N elements, int64 [N], after grouping by W workers, in order, each group padded."""
     by_worker = np.argsort(workers, kind="stable")
     counts = np.bincount(workers, minlength=size)
     within = np.arange(len(workers)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -79,7 +79,7 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
 def share_of_table(
     layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
-    """Finds what a worker needs of a table for its B rows, and what others need of its part.
+    """Finds the table rows that a worker needs for its B rows, and the rows of its part that others need.
 
     A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
 
@@ -100,17 +100,17 @@ def share_of_table(
 
 
 def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> TablePlan:
-    """Selects what this worker's rows need of a plan of the whole batch."""
+    """Restricts a plan of the whole batch to this worker's rows."""
     workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
-    own = np.flatnonzero(workers[segments // count] == rank)
-    rows = division.order[segments[own] // count] - rank * division.capacity
+    local = np.flatnonzero(workers[segments // count] == rank)
+    rows = division.order[segments[local] // count] - rank * division.capacity
     return replace(
         plan,
         single=plan.single[: len(workers)][division.rows_of(rank)],
-        values=values[own],
-        segments=rows * count + segments[own] % count,
+        values=values[local],
+        segments=rows * count + segments[local] % count,
     )
 
 
@@ -139,13 +139,13 @@ def _requests(
         whose = owners[theirs]
         width = max(width, int(np.bincount(whose, minlength=size).max()))
         of_own.append(theirs[whose == rank])
-    own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
+    local, index = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
     for worker, theirs in enumerate(of_own):
-        asked[worker, : len(theirs)] = place[theirs]
+        asked[worker, : len(theirs)] = index[theirs]
     mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.
-    held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
+    held = distinct[local] // size if len(local) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions

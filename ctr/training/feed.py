@@ -1,4 +1,4 @@
-"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
+"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then their content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class Feed:
 
     @property
     def counts(self) -> np.ndarray:
-        """Good rows of the log, int64 [1]."""
+        """Number of good rows of the log, int64 [1]."""
         return np.array([len(self.batch.rows)])
 
     @cached_property
@@ -65,7 +65,7 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """What the step takes of each plan, all of whose ids have rows."""
+        """Returns the tensors of each plan, all of whose ids have rows."""
         if self.division is None:
             return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in self.plans]
         each = zip(self.layouts, self.plans, self.division.seat.divided, strict=False)
@@ -75,7 +75,7 @@ class Feed:
         return [{name: tf.constant(value) for name, value in share.items()} for share in shares]
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
+        """Reorders a step's results for the rows of all workers to the order of the batch's good rows."""
         return values[: self.rows] if self.division is None else values[self.division.order]
 
     def prepare(self) -> None:
@@ -112,7 +112,7 @@ def make_feed(
     seat: Seat | None = None,
     shapes: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
 ) -> Feed:
-    """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
+    """Finds the distinct embedding rows of a batch, chooses the padded sizes, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes``, a function of
     the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
@@ -121,8 +121,8 @@ def make_feed(
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
     if division is not None:
-        own = division.rows_of(division.seat.rank)
-        part, part_source = rows.keep(own), source[own]
+        local = division.rows_of(division.seat.rank)
+        part, part_source = rows.keep(local), source[local]
     pairs = rank_pairs(objective, part, part_source)
     all_ids, multivalent, drawn = (
         with_pair_ids(rows.ids, layouts),
@@ -181,7 +181,7 @@ def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def rows_drawn(ids: IdsConfig | None, rows: Rows) -> np.ndarray | None:
-    """Returns which of N rows let their ids have slots at once, bool [N]; None: nothing is drawn."""
+    """Returns which of N rows admit their ids at once, bool [N], or None where admission draws no rows."""
     if ids is None or ids.admission.rule != "probability":
         return None
     return is_drawn(rows.example_id, ids.admission.probability, ids.admission.salt)

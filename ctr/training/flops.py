@@ -46,7 +46,7 @@ _NORMALIZING, _COUNTING = 4, 9
 
 @dataclass(frozen=True)
 class Touched:
-    """What batches touch of one table, for a row of the batch on average."""
+    """Accesses to one table, for a row of the batch on average."""
 
     single: int  # looked-up ids of single-valued features
     values: float  # looked-up ids of multivalent features

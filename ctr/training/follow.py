@@ -51,7 +51,7 @@ _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """How far a run is behind its log."""
+    """Lag of a run behind its log."""
 
     rows: int  # published ones that it has not passed
     seconds: float  # since the publication of the first partition that is not trained on to its end, or 0
@@ -78,7 +78,7 @@ class Polling:
 
 @dataclass(frozen=True)
 class Followed:
-    """Where a run stood when it stopped; a checkpoint has it."""
+    """Position of a run when it stopped, which is in a checkpoint."""
 
     reason: str  # the word of ``stop``, or ``idle``
     position: int  # rows of the log that it has passed
@@ -94,7 +94,7 @@ class Followed:
 
 
 class LagReport:
-    """Writes the lines of one session, after those of earlier ones."""
+    """Appends the lines of one session to the lines of earlier sessions."""
 
     def __init__(self, session: Session) -> None:
         path = session.run.run_dir / FOLLOW_FILE
@@ -143,8 +143,8 @@ class LagReport:
                 "trained_through": None if learned_until is None else learned_until[0],
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
-                    [partition.start, partition.end, round(one, 3)]
-                    for partition, one in zip(gone, seconds, strict=True)
+                    [partition.start, partition.end, round(delay, 3)]
+                    for partition, delay in zip(gone, seconds, strict=True)
                 ],
                 "seconds_p50": round(float(np.median(seconds)), 3) if seconds else None,
                 "seconds_max": round(max(seconds), 3) if seconds else None,
@@ -174,7 +174,7 @@ def follow(
     init_from: InitFrom | None = None,
     process: Process | None = None,
 ) -> Followed:
-    """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
+    """Trains on a log as it grows, from the newest checkpoint in ``run_dir`` if there is one.
 
     Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
     same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes. For arguments not named
@@ -248,7 +248,7 @@ def _follow(
 
 
 class _Patience:
-    """How long to wait, and whether to go on: the same for all workers, which tell each other at every look."""
+    """Decides how long to wait and whether to go on; all workers agree, as they tell each other at every poll."""
 
     def __init__(self, process: Process, polling: Polling) -> None:
         self.process, self.workers, self._polling = process, process.workers, polling
@@ -258,7 +258,7 @@ class _Patience:
         self._quiet_since = time.monotonic()
 
     def agreed_stop(self) -> str | None:
-        """Returns why any of them is to stop."""
+        """Returns the reason of any worker that is to stop, or None."""
         return next(filter(None, self.workers.gather_texts(self.process.stop() or "")), None)
 
     def reason_to_end(self) -> str | None:
@@ -287,9 +287,9 @@ def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
 
 
 def _wait_for_logs(log: Path, config: TrainConfig, patience: _Patience) -> tuple[str | None, str | None]:
-    """Waits until all logs are there; returns what is missing and the reason to wait no longer, or None and None."""
+    """Waits for all logs. Returns (missing path, reason for giving up), or (None, None)."""
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
-    read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]
+    read = [log, *(Path(entry.path) for entry in (() if constraints is None else constraints.logs))]
     teacher_log = () if distillation is None or distillation.log is None else (Path(distillation.log),)
     published = {path: PublishedPartitions(path) for path in read}
 

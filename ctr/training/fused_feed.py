@@ -40,9 +40,9 @@ class FusedFeed:
 
     @cached_property
     def batch(self) -> Batch:
-        """All batches as one."""
-        rejects = [one.rejects for one in self.batches]
-        rejects = [one for one in rejects if len(one)] or rejects[:1]
+        """Joins all batches into one."""
+        rejects = [batch.rejects for batch in self.batches]
+        rejects = [rows for rows in rejects if len(rows)] or rejects[:1]
         return Batch(self.joined, join_rows(rejects), self.batches[-1].end, self.batches[-1].last)
 
     @property
@@ -55,9 +55,9 @@ class FusedFeed:
         return np.array([len(batch.rows) for batch in self.batches])
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """Joins what steps returned for the padded rows of each batch, [K, B]."""
-        found: np.ndarray = values[np.arange(values.shape[1]) < self.counts[:, np.newaxis]]
-        return found
+        """Joins the results for the padded rows of each batch, [K, B], without the padding."""
+        joined: np.ndarray = values[np.arange(values.shape[1]) < self.counts[:, np.newaxis]]
+        return joined
 
     def part(self, begin: int, end: int) -> "FusedFeed":
         """Returns the batches ``begin`` to ``end`` (exclusive)."""
@@ -95,12 +95,12 @@ def make_fused_feed(
     places = BatchRows.of([len(batch.rows) for batch in batches])
     source = np.zeros(len(rows), np.int8)
     # Behind the rows stands what one that pads a batch has.
-    own = make_targets(objective, families, rows, source, len(rows) + 1, layouts=layouts)
+    unpadded = make_targets(objective, families, rows, source, len(rows) + 1, layouts=layouts)
     queries = query_numbers(query_begins(rows, source), len(rows))
     firsts = np.cumsum(places.counts) - places.counts
-    own["query"] = np.append(queries - queries[firsts][places.batch], shape.rows - 1).astype(np.int32)
+    unpadded["query"] = np.append(queries - queries[firsts][places.batch], shape.rows - 1).astype(np.int32)
     targets = {}
-    for name, values in own.items():
+    for name, values in unpadded.items():
         padded = np.empty((len(batches), shape.rows, *values.shape[1:]), values.dtype)
         padded[:] = values[-1]
         padded[places.batch, places.within] = values[:-1]
@@ -122,7 +122,7 @@ def make_fused_feed(
 
 
 def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
-    """Finds the smallest shape that holds a batch; None: none does, or it has no good rows."""
+    """Returns the smallest shape that holds a batch, or None if none does or the batch has no good rows."""
     rows = batch.rows
     values = [
         sum(len(rows.multivalent[feature.source][0]) for feature in layout.multivalent) for layout in layouts

@@ -60,12 +60,12 @@ class FusedSteps:
         self._targets = list(signature)
         self._tables = state.tables
         scratch = self._scratch = ScratchTables(state.tables, len(layouts), shapes)
-        own: Any = copy(state)
-        own.tables = scratch
+        scratch_state: Any = copy(state)
+        scratch_state.tables = scratch
         if config.compute_dtype == "auto":
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
-            own.experts = state.experts.in_float32()
-        self._step = Step(own, config.objective, config.optimizer, (WHOLE,), by_products=False)
+            scratch_state.experts = state.experts.in_float32()
+        self._step = Step(scratch_state, config.objective, config.optimizer, (WHOLE,), by_products=False)
         self._loops: dict[Shape, Callable[..., list[tf.Tensor]]] = {}
         rows = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([len(layouts)], tf.int32)]
         self._load, self._store = (
@@ -84,15 +84,15 @@ class FusedSteps:
 
         def call(end: int) -> None:
             nonlocal begin
-            own = [plan.part(begin, end) for plan in plans]
+            chunk = [plan.part(begin, end) for plan in plans]
             for number in waiting:
-                own[number] = own[number].with_rows(np.concatenate(rows[number][begin:end]))
+                chunk[number] = chunk[number].with_rows(np.concatenate(rows[number][begin:end]))
             self._tables.begin_rows(begun)
             begun.clear()
             part = slice(begin, end)
             targets = {name: feed.targets[name][part] for name in self._targets}
-            numbers = [{name: one[part] for name, one in each.items()} for each in (ramps, rates)]
-            results.append(self._call(feed.shape, targets, own, numbers))
+            numbers = [{name: values[part] for name, values in each.items()} for each in (ramps, rates)]
+            results.append(self._call(feed.shape, targets, chunk, numbers))
             begin = end
 
         if not waiting and self._scratch.have_room(needed[-1]):
@@ -107,7 +107,7 @@ class FusedSteps:
                 rows[number].append(of_ids)
                 new.append(fresh)
             # To the batches before this one, such a row is another id's.
-            is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
+            is_reused = any(len(started.rows) and started.rows.min() < used[started.table] for started in new)
             before = needed[begin - 1] if begin else 0
             if at > begin and (is_reused or not self._scratch.have_room(needed[at] - before)):
                 call(at)
@@ -140,9 +140,9 @@ class FusedSteps:
             self._loops[shape] = tf.function(learn, jit_compile=True, autograph=False)
         rows_and_counts = np.concatenate(used), np.array([len(rows) for rows in used], np.int32)
         self._load(*rows_and_counts)
-        found = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
+        results = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
         self._store(*rows_and_counts)
-        return [part.numpy()[:count] for part in found]
+        return [part.numpy()[:count] for part in results]
 
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
@@ -155,12 +155,12 @@ class FusedSteps:
         def step(at: tf.Tensor, *results: tf.Tensor) -> list[tf.Tensor]:
             arguments = _unpacked({kind: part[at] for kind, part in packed.items()}, alike)
             self._scratch.take(arguments[1])
-            found = self._step.learn(False, *arguments)
+            scores = self._step.learn(False, *arguments)
             self._scratch.put_back(arguments[1])
-            own = [found.logit, found.applied, found.terms, *found.slices]
+            outputs = [scores.logit, scores.applied, scores.terms, *scores.slices]
             written = [
                 tf.tensor_scatter_nd_update(whole, [[at]], part[tf.newaxis])
-                for whole, part in zip(results, own, strict=True)
+                for whole, part in zip(results, outputs, strict=True)
             ]
             return [at + 1, *written]
 
@@ -216,9 +216,9 @@ class ScratchTables:
     def gather(self, plans: Sequence[_Tensors], learning: bool = False) -> Gathered:
         held, state = [], []
         for hand, widths in zip(self._held(plans), self._widths, strict=True):
-            own, *kept = tf.split(hand.read_value(), widths, axis=1)
-            held.append(own)
-            state.append(kept)
+            values, *row_state = tf.split(hand.read_value(), widths, axis=1)
+            held.append(values)
+            state.append(row_state)
         return Gathered(plans, held, state if learning else [], held, list(plans))
 
     def update(
@@ -229,26 +229,26 @@ class ScratchTables:
         rate: tf.Tensor,
     ) -> None:
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
-        given = [
-            RowGradient(plan["distinct"], held, kept, gradient, *curvature)
-            for plan, held, kept, gradient, curvature in parts
+        row_gradients = [
+            RowGradient(plan["distinct"], held, row_state, gradient, *curvature)
+            for plan, held, row_state, gradient, curvature in parts
         ]
-        rates = [rate * own for own in self.optimizer.rates[: len(given)]]
+        rates = [rate * factors for factors in self.optimizer.rates[: len(row_gradients)]]
         hands = self._held(gathered.plans)
-        for hand, (values, state) in zip(hands, self.optimizer.steps(given, rates), strict=True):
+        for hand, (values, state) in zip(hands, self.optimizer.steps(row_gradients, rates), strict=True):
             hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: tf.Tensor, counts: tf.Tensor) -> None:
         """Copies rows of the tables, int32 [N] one table after the other, so many of each, to the beginning."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
-            own = [tf.gather(variable, rows) for variable in self._variables(number)]
-            set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
+            values = [tf.gather(variable, rows) for variable in self._variables(number)]
+            set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(values, axis=1))
 
     def store(self, used: tf.Tensor, counts: tf.Tensor) -> None:
         """Copies them back."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
-            own = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
-            for variable, values in zip(self._variables(number), own, strict=True):
+            parts = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
+            for variable, values in zip(self._variables(number), parts, strict=True):
                 set_rows(variable, rows, values)
 
     def _variables(self, number: int) -> list[tf.Variable]:
@@ -281,9 +281,9 @@ def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
 
 def _unpacked(row: Mapping[str, tf.Tensor], alike: _Arguments) -> _Arguments:
     """Takes the arrays of a batch apart again: XLA slices each kind of them once."""
-    leaves, found = tf.nest.flatten(alike), dict[str, Iterator[tf.Tensor]]()
+    leaves, arrays = tf.nest.flatten(alike), dict[str, Iterator[tf.Tensor]]()
     for kind, numbers in row.items():
-        own = [leaf for leaf in leaves if leaf.dtype == kind]
-        parts = tf.split(numbers, [leaf.size for leaf in own])
-        found[kind] = iter([tf.reshape(part, leaf.shape) for part, leaf in zip(parts, own, strict=True)])
-    return tf.nest.pack_sequence_as(alike, [next(found[leaf.dtype.name]) for leaf in leaves])
+        same = [leaf for leaf in leaves if leaf.dtype == kind]
+        parts = tf.split(numbers, [leaf.size for leaf in same])
+        arrays[kind] = iter([tf.reshape(part, leaf.shape) for part, leaf in zip(parts, same, strict=True)])
+    return tf.nest.pack_sequence_as(alike, [next(arrays[leaf.dtype.name]) for leaf in leaves])

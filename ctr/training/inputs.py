@@ -55,14 +55,14 @@ class Inputs(Logs):
 
     @property
     def row_logs(self) -> dict[str, Log]:
-        """The logs that rows are read of, by name; "" is the log that the run makes a pass over."""
+        """Returns the logs whose rows are read, by name; "" is the training log."""
         return {"": self.log, **self.constraint_logs}
 
     def selects(self, partition: Manifest) -> bool:
         return bool(partition.rows) and self.config.time_range.selects(partition)
 
     def has_rows_after(self, position: int) -> bool:
-        """Returns whether from ``position`` on there may be rows of the log that the run is about."""
+        """Returns whether the training log may have rows from ``position`` on."""
         end = self.log.rows
         for manifest in reversed(self.log.manifests):
             if end <= position:
@@ -95,7 +95,7 @@ def _all_logs(inputs: Inputs) -> list[Log]:
 
 
 def _with_logs(inputs: Inputs, logs: Sequence[Log]) -> Inputs:
-    """Puts grown logs, in the order of ``_all_logs``, in the place of those that the inputs have."""
+    """Returns the inputs with newer versions of their logs, given in the order of ``_all_logs``."""
     constraint_logs = dict(zip(inputs.constraint_logs, logs[1:], strict=False))
     teacher_log = logs[-1] if inputs.teacher_log else None
     return replace(inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log)
@@ -139,7 +139,7 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Raises InputError where sidecars say nothing of a row from ``start`` on; returns False where it was stopped."""
+    """Raises InputError if sidecars lack a row from ``start`` on; returns False if it was stopped."""
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
@@ -210,7 +210,7 @@ def read_feeds(
         return replace(feed, preconditions=preconditions, again=lambda layouts: feed_of(batch, layouts))
 
     def fused_shape(batch: Batch) -> Shape | None:
-        """Finds the shape of a batch that is learned from together with others; None: it is not."""
+        """Returns the shape of a batch that is fused with others, or None if it is not fused."""
         begin = batch.begin
         # Where Shampoo has begun, roots come from the host between two steps.
         is_alone = config.leaves_out(begin, batch.end) or config.preconditions_at(size.at(begin))
@@ -308,7 +308,7 @@ def _read_log(
 
 
 def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Hold) -> Iterator[Batch]:
-    """Yields those batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
+    """Yields the batches that no growth of the logs can change; ``hold`` is called where the rest begins.
 
     The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows
     that a constraint log has until its time, so that it waits until that log is published so far.
@@ -334,7 +334,7 @@ def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Hold) -> Iter
 
 
 def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleaved]:
-    """Opens the constraint logs where a run stands in them; what lies before the training log's time is never read."""
+    """Opens the constraint logs at a run's positions; rows before the training log's time are never read."""
     batch, time_range = inputs.config.batch, inputs.config.time_range
     begin = max(time_range.start_us, inputs.log.manifests[0].start)
     return [
@@ -350,7 +350,7 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The inputs of a run as they grow, read again and again at little cost; all workers have those of the first."""
+    """The inputs of a run as they grow, polled at little cost; all workers have the first worker's."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published
@@ -362,10 +362,10 @@ class PublishedInputs:
         self.readable = self._read_ready()
 
     def refresh(self) -> bool:
-        """Finds what was published since; returns whether there is more to read. Raises InputError: a bad manifest."""
+        """Reads newly published manifests; returns whether there is more to read. Raises InputError: a bad one."""
         before, ready = self.inputs, self._ready
         logs = [_as_the_first(log, self._workers, published) for log, published in self._published]
-        if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
+        if any(log is not previous for log, (previous, _) in zip(logs, self._published, strict=True)):
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
             ]
@@ -384,7 +384,7 @@ class PublishedInputs:
         return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
 
     def _find_ready(self) -> tuple[int, str | None]:
-        """Counts the partitions that sidecars say all of; and the file that the next one waits for."""
+        """Counts the partitions that the sidecars cover; also returns the file that the next one waits for."""
         manifests, awaited = self.inputs.log.manifests, None
         # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
         ready = min(self._ready, len(manifests))
@@ -394,7 +394,7 @@ class PublishedInputs:
         return ready, awaited
 
     def _missing_file(self, partition: Manifest) -> str | None:
-        """Finds the first file that has to be there before the sidecars say all that they will of a partition."""
+        """Returns the first missing file that the sidecars need to cover a partition."""
         if not self.inputs.selects(partition):
             return None
         for log, name in self.inputs.sidecars.values():

@@ -1,4 +1,4 @@
-"""What the outputs of further labels learn by: each of the loss of its label, and its bias by itself.
+"""Learning of further labels' outputs: each from the loss of its label, and its bias by a step of its own.
 
 A bias takes a step of its own (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
 """
@@ -17,7 +17,7 @@ from ctr.training.experts.learning import Batch, calibration_steps
 
 
 def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable]) -> list[OnlineBias]:
-    """Makes what lets the biases of further labels learn: of each label those of the components."""
+    """Makes the online biases of further labels: for each label, one for each component."""
     names = [
         f"{prefix}{label_weights(label)[1]}"
         for label in architecture.labels
@@ -29,14 +29,14 @@ def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable])
 def label_lesson(
     batch: Batch, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
 ) -> tuple[list[tf.Tensor], list[tuple[Calibrator, CalibrationStep]]]:
-    """Computes what the labels learn by from the logits of components, [n, B] by label.
+    """Computes the labels' loss terms and bias steps from the logits of components, [n, B] by label.
 
     Returns:
         Of each label the term of the loss, scalars, and the steps of the biases.
     """
-    logits = {name: logit for own in scores.values() for name, logit in own.labels.items()}
-    each = [(name, own) for name, logit in logits.items() for own in tf.unstack(tf.stop_gradient(logit))]
-    sums = [(bias, _sums(bias, batch.targets, *one)) for bias, one in zip(biases, each, strict=True)]
+    logits = {name: logit for expert in scores.values() for name, logit in expert.labels.items()}
+    each = [(name, part) for name, logit in logits.items() for part in tf.unstack(tf.stop_gradient(logit))]
+    sums = [(bias, _sums(bias, batch.targets, *pair)) for bias, pair in zip(biases, each, strict=True)]
     steps, _ = calibration_steps(sums, batch.workers)
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
     # What the whole batch shares is the bias's.
@@ -46,7 +46,7 @@ def label_lesson(
 
 
 def _sums(bias: OnlineBias, targets: Mapping[str, tf.Tensor], name: str, logit: tf.Tensor) -> BatchSums:
-    """Sums what a bias learns by from a component's logits [B]."""
+    """Sums a bias's gradient and curvature over a component's logits [B]."""
     positive, negative = (targets[column] for column in target_columns(name))
     p = tf.sigmoid(logit)
     gradient, curvature = negative * p - positive * (1.0 - p), (positive + negative) * p * (1.0 - p)

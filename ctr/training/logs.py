@@ -1,4 +1,4 @@
-"""Logs that a run reads: their partitions, what of the configuration they decide, and that they stay the same.
+"""Logs that a run reads: their partitions, the settings that they decide, and checks that they stay the same.
 
 Loads no TensorFlow.
 """
@@ -35,7 +35,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """Query time, in microseconds, at which the partition with that row, or else the last one, begins."""
+        """Returns the query time in microseconds at which the partition with that row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -62,7 +62,7 @@ class Logs:
 
     @property
     def sidecars(self) -> dict[str, tuple[Log, str]]:
-        """The log and the name of each sidecar that a run reads, by what it is read for."""
+        """Returns the log and the name of each sidecar that a run reads, by its use."""
         sampling, distillation = self.config.sampling, self.config.objective.distillation
         read: dict[str, tuple[Log, str]] = {}
         if sampling is not None:
@@ -126,7 +126,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 
 
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Fills in what the configuration leaves open: ``query_size``, ``widths`` and ``experts`` of ``ModelConfig``.
+    """Fills in the ``ModelConfig`` keys that the configuration leaves open: ``query_size``, ``widths`` and ``experts``.
 
     No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
@@ -174,7 +174,7 @@ def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
 
 
 class LogsSeen:
-    """The partitions of the logs of one run: which of them it has seen some of, and that they stay what they are."""
+    """The partitions of one run's logs: tracks which it has read from and checks that these do not change."""
 
     def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
         self.manifests = manifests  # by log; "" is the one that the run makes a pass over
@@ -204,19 +204,19 @@ class LogsSeen:
         return digest.hexdigest()
 
     def check(self, consumed: Sequence[Mapping[str, Any]]) -> None:
-        """Raises InputError when what ``consumed`` returned for a run, now or in the past, is not in these logs."""
+        """Raises InputError if these logs lack partitions that ``consumed`` returned for a run, now or earlier."""
         for seen in consumed:
             if seen["sha256"] != log_sha256(self.manifests[seen["log"]][: seen["intervals"]]):
                 raise self._changed(seen["log"], seen["intervals"])
 
     def update(self, manifests: Mapping[str, Sequence[Manifest]], rows: Mapping[str, int]) -> None:
-        """Goes on with these partitions; ``rows``: see ``consumed``. Raises InputError: some are not what they were."""
-        for name, known in self.manifests.items():
-            if manifests[name] is known:
+        """Adopts new lists of partitions; ``rows``: see ``consumed``. Raises InputError if read ones changed."""
+        for name, seen in self.manifests.items():
+            if manifests[name] is seen:
                 continue
             count = self._partitions(name, rows[name])
-            if manifests[name][:count] != known[:count]:
-                raise self._changed(name, count, _difference(known, manifests[name]))
+            if manifests[name][:count] != seen[:count]:
+                raise self._changed(name, count, _difference(seen, manifests[name]))
         self.manifests = manifests
 
     def _changed(self, name: str, count: int, difference: str = "") -> InputError:
@@ -228,7 +228,7 @@ class LogsSeen:
 
 
 def _difference(before: Sequence[Manifest], now: Sequence[Manifest]) -> str:
-    """Says what became of the first partition that is not what it was, in parentheses; empty where all are."""
+    """Describes the first partition that changed, in parentheses; empty if none did."""
     for old, new in zip_longest(before, now):
         if old == new:
             continue

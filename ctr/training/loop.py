@@ -113,7 +113,7 @@ def one_pass(
     exporter: Exporter | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Passes once over what the run has not passed yet; returns the position of the first row that is left.
+    """Scores and learns all rows not processed yet; returns the first unprocessed position.
 
     ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of metrics.
     Raises InputError: too many steps in a row were skipped, or the weights are broken.
@@ -309,14 +309,14 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Finds what was published since; returns whether there was anything. Raises InputError: logs have changed."""
+        """Finds newly published rows; returns whether there are any. Raises InputError if logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)
         return is_more
 
     def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
-        """Scores and learns from what was published since, batch by batch.
+        """Scores and learns from newly published rows, batch by batch.
 
         A batch that is not full waits for the partitions to come (unless ``batch.within_partitions``), and with a
         constraint log each batch waits until that log is published up to its time: so however the logs grew,

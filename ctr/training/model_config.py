@@ -137,7 +137,7 @@ class NetworkPlugin(StrictModel):
         raise NotImplementedError
 
     def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
-        """Returns the shape of each weight by name, and a number that it begins with or what draws it.
+        """Returns the shape of each weight by name, and its initial value or its initializer.
 
         The latter is an ``Initializer`` of ``ctr.models.initial_weights``; ``width`` is m of ``forward``.
         """
@@ -205,8 +205,8 @@ class ModelConfig(ShortModel):
 
     @property
     def plugin(self) -> NetworkPlugin | None:
-        """The network of another package; None: it is a DCN."""
-        return next((one for one in self.network.values() if isinstance(one, NetworkPlugin)), None)
+        """Returns the network of another package, or None for a DCN."""
+        return next((value for value in self.network.values() if isinstance(value, NetworkPlugin)), None)
 
     @property
     def has_layers(self) -> bool:
@@ -236,7 +236,7 @@ class ModelConfig(ShortModel):
         return schema.stored if self.query_size is False else schema
 
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
-        """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
+        """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
         Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
         does not fit the features, or the features no table.
@@ -256,9 +256,9 @@ class ModelConfig(ShortModel):
         if self.factorized is not None:
             # What is counted does not make a tower of its own, unless it is asked to.
             asked = self.factorized.ui_features or ()
-            own = [f for f in features if f.name in asked or f in schema.stored.features]
+            eligible = [f for f in features if f.name in asked or f in schema.stored.features]
             for tower in ("quality", "ui"):
-                if not any(widths[f.name] for f in own if towers[f.name] == tower):
+                if not any(widths[f.name] for f in eligible if towers[f.name] == tower):
                     raise InputError(
                         f"config: model.factorized: no feature with a width above 0 is in the tower {tower}; "
                         "model.factorized.ui_features, model.widths and model.without decide it"
@@ -294,20 +294,20 @@ class ModelConfig(ShortModel):
     def _numbers(
         self, schema: Schema, features: Sequence[Feature], towers: Mapping[str, Tower]
     ) -> list[Numbers]:
-        found: list[Numbers] = []
-        for f in (one for one in features if not one.has_ids):
+        numbers: list[Numbers] = []
+        for f in (feature for feature in features if not feature.has_ids):
             if not self.has_network:
                 raise InputError(
                     f"config: the network alone reads the numbers of {f.name}: crosses or deep layers are required, or "
                     "model.without names it"
                 )
-            first = sum(one.size for one in found)
+            first = sum(before.size for before in numbers)
             if isinstance(f, Vector):
-                found.append(Numbers(f.name, towers[f.name], f.size, None, first, normalize=f.normalize))
+                numbers.append(Numbers(f.name, towers[f.name], f.size, None, first, normalize=f.normalize))
             elif isinstance(f, Number):
                 column = schema.single_valued.index(f.name)
-                found.append(Numbers(f.name, towers[f.name], 1, column, first, log=f.scale == "log"))
-        return found
+                numbers.append(Numbers(f.name, towers[f.name], 1, column, first, log=f.scale == "log"))
+        return numbers
 
     def _pooled(
         self,
@@ -318,7 +318,7 @@ class ModelConfig(ShortModel):
     ) -> dict[str, Pooled]:
         _check_features("model.pooling", self.pooling, schema)
         targets = {f.name for f in features if f.name in schema.single_ids and widths[f.name]}
-        found = {}
+        pooled = {}
         for name, pooling in self.pooling.items():
             if pooling.kind == "mean" or name in self.without:
                 continue
@@ -334,8 +334,8 @@ class ModelConfig(ShortModel):
                     "width above 0, in the same tower"
                 )
             sizes = feature.max_values, widths[name], widths[of], 1 / (self.init_scale or 1)
-            found[name] = Pooled(name, of, *sizes)
-        return found
+            pooled[name] = Pooled(name, of, *sizes)
+        return pooled
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:
         _check_features("model.widths", self.widths, schema)
@@ -363,7 +363,7 @@ class ModelConfig(ShortModel):
 
 
 def fitting_width(ids: int | None) -> int:
-    """The width of the embeddings of a feature with so many ids; None: not known."""
+    """Returns the embedding width of a feature with so many ids; None: their number is not known."""
     for most, width in _WIDTHS:
         if ids is not None and ids <= most:
             return width

@@ -18,7 +18,7 @@ from ctr.workers.collectives import ALONE, Workers
 def dense_optimizer(
     config: DenseOptimizerConfig, preconditions: bool = True, workers: Workers = ALONE
 ) -> DenseOptimizer:
-    """The optimizer of dense weights, without its weights yet.
+    """Makes the optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
@@ -33,7 +33,7 @@ def table_optimizer(
     layouts: Sequence[TableLayout],
     owners: Sequence[Workers] | None = None,
 ) -> RowRule:
-    """The optimizer of embeddings and linear weights, without its tables yet.
+    """Makes the optimizer of embeddings and linear weights, without its tables yet.
 
     ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
     """
@@ -54,7 +54,7 @@ def table_optimizer(
     if newton:
         features = [len(layout.features) for layout in layouts]
         # Where features are not the log's own, a table is a model of its own.
-        of_model = sum(not one.of for layout in layouts for one in layout.features)
+        of_model = sum(not feature.of for layout in layouts for feature in layout.features)
         precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
         return RowNewton(setup, features, precisions)
     if config.rule == "one_sided":

@@ -54,13 +54,13 @@ def _moved(values: np.ndarray, salt: str) -> np.ndarray:
 
 
 def learned_batch(batch: "Batch", retrain: RetrainConfig | None) -> "Batch":
-    """Returns a batch as a retrain learns from it; its rows and their positions in the log are those of ``batch``."""
+    """Returns a batch as a retrain learns from it, with the same rows and positions in the log as ``batch``."""
     if retrain is None or retrain.kind == "rounding" or not len(batch.rows):
         return batch
     rows = batch.rows
     if retrain.kind == "drop_rows":
-        kept = uniform_hash(rows.query_id, retrain.salt) >= retrain.share
-        weight = np.where(kept, rows.train_weight, np.float32(0))
+        is_learned = uniform_hash(rows.query_id, retrain.salt) >= retrain.share
+        weight = np.where(is_learned, rows.train_weight, np.float32(0))
         return replace(batch, rows=replace(rows, train_weight=weight))
     begins = np.zeros(len(rows), np.int64)
     begins[rows.query_begins()[1:]] = 1

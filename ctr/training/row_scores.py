@@ -59,11 +59,11 @@ def _check_rows(rows: Rows | pa.Table, schema: Schema) -> Rows:
             ) from None
         rows = rows_of_table(table, schema, 0)
     rows = add_query_size(rows, schema)
-    found = (rows.ids.shape[1], sorted(rows.multivalent))
+    actual = (rows.ids.shape[1], sorted(rows.multivalent))
     required = (len(schema.single_valued), sorted(schema.multivalent))
-    if found != required:
+    if actual != required:
         raise InputError(
-            f"rows to score: {found[0]} single-valued features and the multivalent ones {found[1]}; "
+            f"rows to score: {actual[0]} single-valued features and the multivalent ones {actual[1]}; "
             f"the log has {required[0]} and {required[1]}"
         )
     faulty = np.flatnonzero(rows.fault)

@@ -41,7 +41,7 @@ _LEAST = 64
 
 
 class TableSizes(NamedTuple):
-    """Of one table: distinct ids and multivalent values."""
+    """Padded sizes for one table: distinct ids and multivalent values."""
 
     ids: int
     values: int
@@ -76,7 +76,7 @@ def fit_ids(count: int) -> int:
 
 
 def fit_shape(shapes: FewShapes, sizes: Shape) -> Shape | None:
-    """Finds the smallest shape that holds a batch of these sizes, without padding; None: none does."""
+    """Returns the smallest shape that holds a batch of these sizes, without padding, or None if none does."""
     for shape in shapes:
         tables = zip(sizes.tables, shape.tables, strict=True)
         holds = all(has.ids <= size.ids and has.values <= size.values for has, size in tables)
@@ -129,13 +129,13 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
     for rows in _FUSED_ROWS:
         values = [_FUSED_VALUES * rows * len(layout.multivalent) for layout in layouts]
         sizes = zip(layouts, values, strict=True)
-        tables = [TableSizes(rows * len(layout.single) + own, own) for layout, own in sizes]
+        tables = [TableSizes(rows * len(layout.single) + count, count) for layout, count in sizes]
         shapes.append(Shape(rows, 0, tuple(tables)))
     return tuple(shapes)
 
 
 def is_fused_from(size: BatchSize, position: int) -> bool:
-    """Tells whether a batch that begins there may have one of ``fused_shapes``."""
+    """Returns whether a batch that begins there may have one of ``fused_shapes``."""
     return position - size.origin >= FUSED_FROM or (size.growth is not None and size.first < _FEW_ROWS)
 
 

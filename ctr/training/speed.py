@@ -18,7 +18,7 @@ from ctr.training.state import TrainState
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
+    """A fresh model, and batches that it learns from repeatedly; sidecar columns are made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
@@ -68,7 +68,7 @@ def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
     return seconds
 
 
-def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
+def ratio_quartiles(values: Sequence[float], base: Sequence[float]) -> list[float]:
     """Returns the quartiles of the ratios of two turns of the same round, the median in the middle."""
-    quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
+    quartiles: list[float] = np.quantile(np.array(values) / np.array(base), [0.25, 0.5, 0.75]).tolist()
     return quartiles

@@ -1,4 +1,4 @@
-"""State of a run: its weights and what its optimizers keep."""
+"""State of a run: its weights and the state of its optimizers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,7 +118,7 @@ class TrainState:
 
     @property
     def seat(self) -> Seat | None:
-        """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
+        """Returns this process's place among the workers that divide each batch, or None if it is alone."""
         workers = self.workers
         return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.rows.divided)
 
@@ -129,7 +129,7 @@ class TrainState:
         return Sharding(workers.rank, workers.size, self.tables.lengths(), self.dense_optimizer.parts())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
+        """Returns the values of all variables and maps, valid until the next step: where possible, their own memory."""
         return {name: _value(leaf) for name, leaf in self.leaves().items()}
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
@@ -140,12 +140,12 @@ class TrainState:
         return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, tf.Variable | np.ndarray]:
-        """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
+        """Returns the variables and maps' arrays that this worker writes: its parts; the first one also shared ones."""
         leaves, sharding = self.leaves(), self.sharding
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields what this worker has of all variables, those of many rows in pieces: name, first row and values.
+        """Yields this worker's part of all variables, large ones in pieces: name, first row and values.
 
         TensorFlow hands a whole table out as a copy in memory that is touched first, which takes several times as long.
         """
@@ -219,7 +219,7 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and what is wrong."""
+    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and the fault."""
     for name, array in arrays:
         if name.startswith(_CERTIFIED) or not array.size:
             continue

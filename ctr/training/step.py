@@ -51,7 +51,7 @@ class StepResult(NamedTuple):
 
 
 class BatchGradients(NamedTuple):
-    """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
+    """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
 
     ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of each
     table's rows is made of, empty where the optimizer needs none; ``curvatures`` for each table the last fields of a
@@ -224,15 +224,15 @@ class Step:
         with tf.name_scope("look_up"):
             looked_up = [
                 part.looked_up(
-                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self._by_products)
+                    layout, look_up(layout, values, plan, model.input_dtype(layout.tower), self._by_products)
                 )
-                for layout, own, plan in zip(layouts, rows, plans, strict=True)
+                for layout, values, plan in zip(layouts, rows, plans, strict=True)
             ]
             if model.pooled:
                 looked_up, layouts = pool(weights, layouts, looked_up, rows, plans, self._by_products)
             if self.state.statistics is not None:
-                own = split_values(layouts, targets[STATISTICS]), self.state.statistics.read_value()
-                looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
+                numbers = split_values(layouts, targets[STATISTICS]), self.state.statistics.read_value()
+                looked_up += look_up_numbers(*numbers, layouts[0].copies, model.input_dtype)
                 layouts = with_numbers(layouts)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
         experts = self.state.experts_of(plans)
@@ -321,13 +321,13 @@ class Step:
         if not batch.bends:
             return [() for _ in plans]
         layouts = self.state.layouts[: len(plans)]
-        found = row_curvatures(layouts, plans, batch.bends, targets["query"])
-        return [part.curvature(layout, one) for layout, one in zip(layouts, found, strict=True)]
+        sums = row_curvatures(layouts, plans, batch.bends, targets["query"])
+        return [part.curvature(layout, rows) for layout, rows in zip(layouts, sums, strict=True)]
 
     def _sum_over_workers(
         self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
     ) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay those of this one.
+        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay local.
 
         Of divided tables this one keeps the sums for its own rows.
         """
@@ -378,14 +378,14 @@ def gather_scores(
         message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
         gathered = tf.reshape(group.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
     holds, rows = tf.reduce_all(gathered[:, -1] > 0), tf.reshape(gathered[:, :-1], [-1, len(columns)])
-    found = tf.unstack(rows, len(columns), axis=1)
-    return holds, found[: len(logits)], [tf.cast(one, tf.int32) for one in found[len(logits) :]]
+    scores = tf.unstack(rows, len(columns), axis=1)
+    return holds, scores[: len(logits)], [tf.cast(index, tf.int32) for index in scores[len(logits) :]]
 
 
 def mean_of_parts(
     batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
 ) -> BatchGradients:
-    """Averages what several parts of a model found; all but gradients and curvatures is that of the first one."""
+    """Averages gradients and curvatures over parts of a model; everything else is the first part's."""
     rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
     dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
     means: list[Curvature] = [

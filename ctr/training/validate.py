@@ -1,4 +1,4 @@
-"""Validation of what a run cannot begin or go on with, and the result of a finished one, without TensorFlow."""
+"""Validation of a run before it starts or resumes, and the result of a finished one, without TensorFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def validate(
     workers: int = 1,
     follows: bool = False,
 ) -> dict[str, Any] | None:
-    """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
+    """Refuses inputs that a run cannot start or resume with; returns the result of a finished run; changes no run.
 
     Args:
         record: the sidecar that the predictions are to be published as.
@@ -69,7 +69,7 @@ def validate(
 
 
 def check_possible(config: TrainConfig, workers: int = 1, can_export: bool = True) -> None:
-    """Raises InputError for what a configuration asks for and a session or several workers cannot do."""
+    """Raises InputError for settings that a session or several workers do not support."""
     if config.export is not None and not can_export:
         raise InputError(
             "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
@@ -118,7 +118,7 @@ def input_hashes(logs: Logs) -> dict[str, Any]:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Tells whether ``run_dir`` is still to be begun from another one. Raises InputError: it was begun otherwise."""
+    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError: it was begun otherwise."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

@@ -46,23 +46,23 @@ class Experts:
 
     @property
     def combination(self) -> str:
-        """Names what combines several experts, float32 [K]: the offset, and the gate of each but the first."""
+        """Names the weights that combine K experts, float32 [K]: the offset, and the gate of each but the first."""
         return f"experts/{'-'.join(self.names)}"
 
     @property
     def served(self) -> list[str]:
         """Names the weights beside the network's that a prediction needs."""
-        found = [bias_of(name) for name in self.names if name != NETWORK]
-        return found + ([self.combination] if len(self.names) > 1 else [])
+        names = [bias_of(name) for name in self.names if name != NETWORK]
+        return names + ([self.combination] if len(self.names) > 1 else [])
 
     def initial(self) -> dict[str, np.ndarray]:
-        """Returns the weights that are fitted beside the network's, float32, as a run begins with them."""
+        """Returns the initial values of the weights fitted beside the network's, float32."""
         prior = np.float32(math.log(self.network.prior / (1 - self.network.prior)))
-        found = dict.fromkeys([*self.served, *self.without_pairs.served], np.array(prior))
+        weights = dict.fromkeys([*self.served, *self.without_pairs.served], np.array(prior))
         for some in (self, self.without_pairs):
-            if some.combination in found:
-                found[some.combination] = np.zeros(len(some.names), np.float32)
-        return found
+            if some.combination in weights:
+                weights[some.combination] = np.zeros(len(some.names), np.float32)
+        return weights
 
     def scores(
         self, weights: Weights, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor, compiled: bool = False
@@ -72,17 +72,17 @@ class Experts:
         Args:
             inputs: of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
         """
-        found: dict[str, Scores] = {}
+        scores: dict[str, Scores] = {}
         for name in self.names:
             if name == NETWORK:
-                found[name] = forward(self.network, weights, inputs, alpha2, compiled)
+                scores[name] = forward(self.network, weights, inputs, alpha2, compiled)
                 continue
-            own = [one for tower, one in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
+            selected = [value for tower, value in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
             # Where components have linear weights of their own, all learn the same.
-            linear = [tf.reduce_mean(one.linear, axis=0, keepdims=True) for one in own]
+            linear = [tf.reduce_mean(value.linear, axis=0, keepdims=True) for value in selected]
             logits = tf.add_n(linear) + weights[bias_of(name)]
-            found[name] = Scores(logits, logits)
-        return found
+            scores[name] = Scores(logits, logits)
+        return scores
 
     def combine(self, weights: Weights, logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Computes the prediction, float32 [B], of the logits z_k, float32 [B]."""
@@ -101,7 +101,7 @@ class Experts:
 
     def predictions(self, weights: Weights, scores: Mapping[str, Scores]) -> list[tf.Tensor]:
         """Computes the logits of the click, and of each further label: float32 [B] each."""
-        logits = {name: ensemble_logit(own.logits) for name, own in scores.items()}
+        logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}
         labels = scores[NETWORK].labels.values() if NETWORK in scores else ()
         return [self.combine(weights, logits), *map(ensemble_logit, labels)]
 
@@ -113,7 +113,7 @@ def bias_of(name: str) -> str:
 
 def tables_of(experts: Experts, layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Selects the tables that experts read: all, or without pairs all but the last."""
-    return tuple(one for one in layouts if one.tower != PAIRS or PAIRS in experts.names)
+    return tuple(layout for layout in layouts if layout.tower != PAIRS or PAIRS in experts.names)
 
 
 def linear_expert(experts: Experts, layout: TableLayout) -> str:
@@ -149,7 +149,7 @@ def make_experts(
         factors=factors,
         linear=LINEAR not in names,
         sources=sources or {},
-        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
+        pooled=tuple(f.pooled for layout in layouts for f in layout.features if f.pooled is not None),
         network=plugin,
         labels=tuple(objective.labels),
     )

@@ -1,4 +1,4 @@
-"""What experts learn by: each by the whole objective of its own logits, as if these were the prediction.
+"""Learning of experts: each by the whole objective of its own logits, as if these were the prediction.
 
 What they have in common is taken out of that: the step that a model's bias makes in this batch and, in the logistic
 loss alone, the effects u of queries (``ctr.models.query_effect``), which are made of this batch's labels::
@@ -39,7 +39,7 @@ Targets = Mapping[str, tf.Tensor]
 
 
 class Batch(NamedTuple):
-    """What the objective is computed of, beside logits; see ``ctr.objective.losses.loss_and_terms``."""
+    """Inputs of the objective beside logits; see ``ctr.objective.losses.loss_and_terms``."""
 
     config: ObjectiveConfig
     targets: Targets
@@ -51,12 +51,12 @@ class Batch(NamedTuple):
     def loss(
         self, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        given = scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted
-        return loss_and_terms(self.config, self.targets, prediction, *given)
+        rest = (scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted)
+        return loss_and_terms(self.config, self.targets, prediction, *rest)
 
 
 class Lesson(NamedTuple):
-    """What a batch teaches.
+    """Losses of a batch, with curvatures and calibration steps.
 
     Attributes:
         loss: float32 scalar, the objective of the prediction.
@@ -84,26 +84,26 @@ def lesson_of(
     scores: Mapping[str, Scores],
     prediction: tf.Tensor,
 ) -> Lesson:
-    """Computes what experts learn by from a batch.
+    """Computes the experts' losses, curvatures and calibration steps for a batch.
 
     Args:
         experts: those that learn.
         scores: of each of them.
         prediction: float32 [B].
     """
-    logits = {name: ensemble_logit(own.logits) for name, own in scores.items()}
+    logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}
     steps, gain = _fitting(state, experts, batch, scores, logits, prediction)
     moves = {calibrator: step.move for calibrator, step in steps}
     losses, unranked, curvature, of_each = [], [], {}, {}
-    for name, own in scores.items():
+    for name, expert in scores.items():
         biases = state.biases.get(name)
-        shifted, left = own.logits, None
+        shifted, left = expert.logits, None
         if biases is not None:
             # What the whole batch shares is the bias's, what a query shares is nobody's.
-            moved = own.logits + tf.stack([moves[bias] for bias in biases]) if biases else own.logits
+            moved = expert.logits + tf.stack([moves[bias] for bias in biases]) if biases else expert.logits
             effects, left = _query_effects(batch.targets, moved)
             shifted = moved + effects
-        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, own), shifted)
+        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, expert), shifted)
         losses.append(loss)
         unranked.append(without_ranking(batch.config, terms))
         if name in (experts.names[0], PAIRS):
@@ -116,7 +116,7 @@ def lesson_of(
 
 
 def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
-    """The scores of an expert as the rank loss sees them: where the network has a head for it, others learn nothing."""
+    """Returns an expert's scores for the rank loss: with a rank head of the network, other experts get no gradient."""
     if config.ranking is None or config.ranking.setup != "multi_task" or name == NETWORK:
         return scores
     return scores._replace(rank_scores=tf.stop_gradient(scores.rank_scores))
@@ -125,29 +125,29 @@ def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
 def _of_prediction(
     batch: Batch, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The objective of what experts predict, and its terms; what components have in common is the network's."""
+    """Computes the objective of the experts' prediction, and its terms; anti-distillation is the network's."""
     loss, terms = batch.loss(prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
     if batch.config.anti_distillation is None:
         return loss, terms
-    place = loss_terms(batch.config).index("anti_distillation")
-    common = of_each[NETWORK][1][place]
-    return loss + common, terms + common * tf.one_hot(place, terms.shape[0])
+    index = loss_terms(batch.config).index("anti_distillation")
+    common = of_each[NETWORK][1][index]
+    return loss + common, terms + common * tf.one_hot(index, terms.shape[0])
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The effects of the queries of rows with logits [n, B], and what is left; nothing learns from them."""
-    found = [
+    """Computes query effects for logits [n, B], and what is left; no gradient flows through them."""
+    results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))
     ]
-    effects, left = zip(*found, strict=True)
+    effects, left = zip(*results, strict=True)
     return tf.stack(effects), tf.stack(left)
 
 
 def _curvature(
     batch: Batch, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the logit of linear weights, float32 [B]."""
+    """Computes ``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the linear logit, float32 [B]."""
     clicked, others, ranked = logit_curvature(batch.config, batch.targets, logit, clicked, batch.ramps)
     shared = clicked * left
     if others is not None:
@@ -163,7 +163,7 @@ def _fitting(
     logits: Mapping[str, tf.Tensor],
     prediction: tf.Tensor,
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], tf.Tensor | None]:
-    """The steps of the experts' biases and of what combines them, and what pairs gain (``ExpertState.gain``)."""
+    """Computes the steps of the experts' biases and combiners, and the pairs' gain (``ExpertState.gain``)."""
     targets, sums = batch.targets, list[tuple[Calibrator, BatchSums]]()
     for name in scores:
         biases = state.biases.get(name, ())
@@ -193,8 +193,8 @@ def calibration_steps(
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], list[tf.Tensor]]:
     """Computes the steps of calibrators by the sums of each over this worker's rows, and also sums ``others``."""
     # In one message: each has its latency.
-    total = iter(workers.all_reduce([*(part for _, own in sums for part in own), *others]))
-    steps = [(one, one.step(BatchSums(next(total), next(total), next(total)))) for one, _ in sums]
+    total = iter(workers.all_reduce([*(part for _, batch_sums in sums for part in batch_sums), *others]))
+    steps = [(c, c.step(BatchSums(next(total), next(total), next(total)))) for c, _ in sums]
     return steps, list(total)
 
 
@@ -205,10 +205,10 @@ def _sums(
     inputs: Sequence[tf.Tensor],
     is_bias: bool = False,
 ) -> BatchSums:
-    """Returns what a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
+    """Sums a calibrator's gradient and curvature for a logit; its weights multiply a constant and ``inputs``."""
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
-    columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
+    columns = [tf.ones_like(weight), *(tf.stop_gradient(value) for value in inputs)]
     curvature = weight * bend(logit)
     if is_bias:
         share = query_share(targets["query"], curvature)

@@ -1,4 +1,4 @@
-"""Which experts a model has. Loads no TensorFlow."""
+"""Names of a model's experts. Loads no TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -18,7 +18,7 @@ _MOST_PAIRED = 32
 
 
 class Model(Protocol):
-    """What decides the experts of a ``ctr.training.model_config.ModelConfig``."""
+    """The keys of a ``ctr.training.model_config.ModelConfig`` that decide its experts."""
 
     @property
     def experts(self) -> Literal["auto"] | tuple[ExpertName, ...]: ...
@@ -55,7 +55,7 @@ def has_linear_inside(model: Model) -> bool:
 
 
 def check_experts(model: Model) -> None:
-    """Raises ValueError where the experts that a configuration names do not fit its other keys."""
+    """Raises ValueError if a configuration's experts do not fit its other keys."""
     names = expert_names(model)
     if len(names) < len(model.experts) and model.experts != "auto":
         raise ValueError("experts names one twice")

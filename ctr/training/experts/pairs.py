@@ -24,7 +24,7 @@ _MOST_ROWS, _LEAST_ROWS = 2**20, 2**10
 def with_pair_table(
     layouts: tuple[TableLayout, ...], model: "ModelConfig", columns: int, shared_rows: int
 ) -> tuple[TableLayout, ...]:
-    """Adds the table of pairs to those of a model, if it has such an expert.
+    """Adds the table of pairs to a model's tables, if it has a pairs expert.
 
     Args:
         columns: of the log's id matrix, behind which the ids of pairs stand (``with_pair_ids``).
@@ -35,14 +35,14 @@ def with_pair_table(
     """
     if PAIRS not in expert_names(model):
         return layouts
-    known = [feature for layout in layouts for feature in layout.features]
-    if sum(one.single is not None for one in known) < 2:
+    log_features = [feature for layout in layouts for feature in layout.features]
+    if sum(feature.single is not None for feature in log_features) < 2:
         raise InputError("config: model.experts names pairs, which need two single-valued features with ids")
     features = [
-        replace(one, name=f"{PAIRS}/{one.name}", width=0, tower=PAIRS, pooled=None, of=(one.name,))
-        for one in known
+        replace(f, name=f"{PAIRS}/{f.name}", width=0, tower=PAIRS, pooled=None, of=(f.name,))
+        for f in log_features
     ]
-    for number, of in enumerate(zip(*_sides(known), strict=True)):
+    for number, of in enumerate(zip(*_sides(log_features), strict=True)):
         name = f"{PAIRS}/{of[0].name} x {of[1].name}"
         pair = FeatureRows(name, 1 + shared_rows, 0, PAIRS, columns + number, growing=True)
         features.append(replace(pair, of=(of[0].name, of[1].name)))
@@ -51,13 +51,13 @@ def with_pair_table(
 
 def _sides(features: Sequence[FeatureRows]) -> tuple[list[FeatureRows], list[FeatureRows]]:
     """Returns the left and the right feature of each pair, in the order of the log's columns."""
-    singles = sorted((one for one in features if one.single is not None), key=lambda one: one.single or 0)
+    singles = sorted((f for f in features if f.single is not None), key=lambda f: f.single or 0)
     left, right = np.triu_indices(len(singles), 1)
     return [singles[at] for at in left], [singles[at] for at in right]
 
 
 def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray:
-    """Adds the ids of all pairs of a model to those of N rows: int64 [N, F + P]; without pairs they stay."""
+    """Appends the ids of all pairs of a model to the ids of N rows: int64 [N, F + P]; without pairs they stay."""
     table = next((layout for layout in layouts if layout.tower == PAIRS), None)
     if table is None:
         return ids
@@ -65,20 +65,20 @@ def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray
     from ctr.data.ids import arrow
     from ctr.data.ids.rules import pair_ids
 
-    columns = {one.source: one.single or 0 for one in table.single if len(one.of) == 1}
-    pairs = [[columns[name] for name in one.of] for one in table.single if len(one.of) == 2]
+    columns = {feature.source: feature.single or 0 for feature in table.single if len(feature.of) == 1}
+    pairs = [[columns[name] for name in feature.of] for feature in table.single if len(feature.of) == 2]
     ids = ids.astype(np.int64, copy=False)
     left, right = (ids[:, [pair[side] for pair in pairs]].view(np.uint64) for side in (0, 1))
-    made = pair_ids(arrow, left.ravel(), right.ravel()).reshape(left.shape)
-    return np.concatenate([ids, made], axis=1)
+    paired = pair_ids(arrow, left.ravel(), right.ravel()).reshape(left.shape)
+    return np.concatenate([ids, paired], axis=1)
 
 
 def ids_of(ids: IdsConfig, layout: TableLayout) -> IdsConfig:
-    """Returns how the ids of a table get their rows: those of pairs come in such numbers that none is let go."""
+    """Returns the id settings of a table: pairs have too many ids to evict any."""
     if layout.tower != PAIRS:
         return ids
-    pairs = sum(len(one.of) == 2 for one in layout.features)
-    capacities = {one.name: ids.capacity_of(one.source) for one in layout.growing if len(one.of) == 1}
+    pairs = sum(len(f.of) == 2 for f in layout.features)
+    capacities = {f.name: ids.capacity_of(f.source) for f in layout.growing if len(f.of) == 1}
     return IdsConfig(shared_rows=ids.shared_rows, eviction=EvictionConfig(policy="none")).model_copy(
         update={"capacity": max(_LEAST_ROWS, _MOST_ROWS // max(1, pairs)), "capacities": capacities}
     )

@@ -1,4 +1,4 @@
-"""State of experts: their biases, what combines them, and whether pairs are among those that learn.
+"""State of experts: their biases, their combination, and whether pairs learn.
 
 Pairs that do not pay are left out of the step, and come back for a look when the log is eight times as long. What pays
 is decided by the losses of two combinations, of all experts and of those without pairs, each fitted to its own logits.
@@ -36,7 +36,7 @@ class ExpertState:
 
     Attributes:
         experts: all of them.
-        weights: those of ``Experts.initial``.
+        weights: by the names of ``Experts.initial``.
         biases: for each expert the steps of its bias, or of each component's; of a network that is alone, and of one
             that is factorized, none: its bias learns as its other weights do.
         combiners: the steps of what combines all experts, and those without pairs.
@@ -52,8 +52,8 @@ class ExpertState:
             if name != NETWORK:
                 self.biases[name] = [OnlineBias(name, self.weights[bias_of(name)])]
             elif len(experts.names) > 1:
-                own = [f"{prefix}output_bias" for prefix in experts.network.prefixes]
-                self.biases[name] = [OnlineBias(bias, network[bias]) for bias in own if bias in network]
+                names = [f"{prefix}output_bias" for prefix in experts.network.prefixes]
+                self.biases[name] = [OnlineBias(bias, network[bias]) for bias in names if bias in network]
         self.combiners: dict[str, OnlineNewton] = {}
         for some in (experts, experts.without_pairs):
             if (count := len(some.names) - 1) and some.combination not in self.combiners:
@@ -85,7 +85,7 @@ class ExpertState:
         return {bias.name for bias in self.biases.get(NETWORK, ())}
 
     def variables(self) -> dict[str, tf.Variable]:
-        calibrators: list[Calibrator] = [bias for own in self.biases.values() for bias in own]
+        calibrators: list[Calibrator] = [bias for biases in self.biases.values() for bias in biases]
         named = dict(self.weights)
         for calibrator in (*calibrators, *self.combiners.values()):
             named |= calibrator.variables
@@ -132,7 +132,7 @@ class ExpertState:
         self.watch = np.array([phase, passed, begun, due])
 
     def _begin_again(self) -> None:
-        """Lets pairs begin without a say: what their gate knew is old."""
+        """Restarts the pairs' gate at 0, as its statistics are outdated."""
         combiner = self.combiners[self.experts.combination]
         others = self.combiners.get(self.experts.without_pairs.combination)
         size = combiner.weights.shape[0]

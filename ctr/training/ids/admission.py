@@ -1,4 +1,4 @@
-"""Admission of growing ids to slots: all, those that occurred often enough, or those of a drawn example."""
+"""Admission of growing ids to slots: of all ids, of frequent ones, or of the ids of drawn examples."""
 
 from collections.abc import Mapping
 
@@ -54,8 +54,8 @@ class CountMinSketch:
         if self._counters is None:
             return np.zeros(len(hashes), np.int64)
         positions = self._positions(hashes)
-        found = [row[at] for row, at in zip(self._counters, positions, strict=True)]
-        return np.minimum.reduce(found).astype(np.int64)
+        counts = [row[at] for row, at in zip(self._counters, positions, strict=True)]
+        return np.minimum.reduce(counts).astype(np.int64)
 
     def raise_to(self, hashes: np.ndarray, counts: np.ndarray) -> None:
         """Raises counters so that no estimate of ``hashes`` is below its count (int64 [N]), or the highest count."""
@@ -109,7 +109,7 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """Length of the arrays of exact counts, those of all workers together."""
+        """Length of the arrays of exact counts, over all workers."""
         return self._table.places
 
     @property
@@ -130,9 +130,9 @@ class WaitingIds:
             held, new = held[:0], np.arange(len(indices))
         totals = before - 1
         if len(new):
-            own = features[new], fingerprints[new]
-            totals[new] = self._sketch.estimates(mix(*own))
-            which, added = self._table.indices_of(self._table.add(*own))
+            new_ids = features[new], fingerprints[new]
+            totals[new] = self._sketch.estimates(mix(*new_ids))
+            which, added = self._table.indices_of(self._table.add(*new_ids))
             if len(self._counts) < len(self._table.features):
                 self._counts = extended(self._counts, len(self._table.features))
             indices[new[which]] = added

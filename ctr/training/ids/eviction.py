@@ -35,7 +35,7 @@ class DecayClock:
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
     def is_far(self, time_us: int) -> bool:
-        """Tells whether the landmark moves at this time."""
+        """Returns whether the landmark moves at this time."""
         landmark = time_us if self.landmark is None else self.landmark
         return (time_us - landmark) // self._half_life > _RESCALE_HALF_LIVES
 
@@ -58,7 +58,7 @@ def evicted_first(
     places: np.ndarray | None = None,
     group: Workers = ALONE,
 ) -> np.ndarray:
-    """Chooses the ids that go: under ``none``, which evicts nobody, those of ``least_recent``.
+    """Chooses the ids to evict; ``none``, which evicts nobody, chooses as ``least_recent``.
 
     ``score`` is frequency / (time since last seen + half-life / 100). Recency alone lets an id that comes seldom but
     steadily go for one that came once a moment ago; frequency alone keeps what was popular and is over, and lets go
@@ -103,7 +103,7 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
-    """Finds what ``lowest`` finds among the values of all workers, int64 or float64 >= 0, without sending them.
+    """Computes ``lowest`` over the values of all workers, int64 or float64 >= 0, without sending them.
 
     ``places``: int64 [N], rising, below 2^31: their order among all.
     """

@@ -1,4 +1,4 @@
-"""Map of growing ids to rows: which slot of a table has which id.
+"""Map of growing ids to the slots of a table.
 
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
@@ -62,14 +62,14 @@ class Occupants:
     time_us: int  # for which frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
-        own, arrays = self.features == feature, {**vars(self)}
+        selected, arrays = self.features == feature, {**vars(self)}
         del arrays["time_us"]
-        return replace(self, **{name: array[own] for name, array in arrays.items()})
+        return replace(self, **{name: array[selected] for name, array in arrays.items()})
 
 
 @dataclass(frozen=True)
 class FeatureCounters:
-    """What happened to the ids of one feature since the map began."""
+    """Counters of one feature's ids since the map began."""
 
     occupancy: int  # ids that have a slot now
     capacity: int  # how many may have one
@@ -122,7 +122,7 @@ class IdMap:
 
     @property
     def rows(self) -> int:
-        """Number of table rows in use: the fixed ones and all slots that were ever used."""
+        """Number of table rows in use: fixed rows and all slots that were ever used."""
         return self._first_slot + self._slots.places
 
     @property
@@ -382,27 +382,27 @@ class IdMap:
         taken = np.flatnonzero(features != FREE)
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
-    def adopt(self, features: np.ndarray, known: Occupants) -> np.ndarray:
+    def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out: their
         row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
         """
-        now = self._advance(known.time_us)
-        kept = np.ones(len(features), np.bool_)
+        now = self._advance(ids.time_us)
+        fits = np.ones(len(features), np.bool_)
         excess = self._by_feature(features) - (self._capacity - self._occupancy)
         for feature in np.flatnonzero(excess > 0):
-            own = np.flatnonzero(features == feature)
-            use = known.last_seen[own], known.frequency[own]
-            kept[own[evicted_first(self._eviction, now, *use, excess[feature])]] = False
-        chosen = np.flatnonzero(kept)
+            members = np.flatnonzero(features == feature)
+            use = ids.last_seen[members], ids.frequency[members]
+            fits[members[evicted_first(self._eviction, now, *use, excess[feature])]] = False
+        chosen = np.flatnonzero(fits)
         weight = self._clock.weight(now)
-        slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now, weight)
+        slots = self._occupy(features[chosen], ids.fingerprints[chosen], ids.uses[chosen], now, weight)
         which, indices = self._slots.indices_of(slots)
-        own = chosen[which]
+        local = chosen[which]
         for name in ("first_seen", "last_seen"):
-            self._of_ids[name][indices] = getattr(known, name)[own]
-        self._of_ids["frequency"][indices] = known.frequency[own] * self._clock.weight(known.time_us)
+            self._of_ids[name][indices] = getattr(ids, name)[local]
+        self._of_ids["frequency"][indices] = ids.frequency[local] * self._clock.weight(ids.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
@@ -430,7 +430,7 @@ class IdMap:
         """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
 
         All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
-        ValueError: the arrays are those of a map with other features or another rule of admission.
+        ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
@@ -491,7 +491,7 @@ def make_id_maps(
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects what a table's map restores itself from, of all arrays of a state, or of something for each of them."""
+    """Selects the entries of a table's map from a state's arrays, or from any values by the arrays' names."""
     return _without_prefix(arrays, f"ids/{layout.name}/")
 
 
@@ -509,15 +509,15 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
     """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
-    held = [id_map.held_slots(*own) for id_map, own in zip(id_maps, ids, strict=True)]
-    found = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
-    return np.split(found, np.cumsum([len(own) for own in held])[:-1])
+    held = [id_map.held_slots(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
+    slots = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(slots, np.cumsum([len(part) for part in held])[:-1])
 
 
 def named_arrays(
     layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
 ) -> dict[str, ValueT]:
-    """Names what there is of each array of maps, given by the numbers of their tables, as states do."""
+    """Names the maps' arrays by table, as in checkpoints."""
     return {
         f"ids/{layouts[number].name}/{name}": value
         for number, of_map in of_maps.items()

@@ -79,11 +79,11 @@ class IdTable:
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         """Finds the index of each pair, int64 [N]; -1 where it is not in the table, or another worker keeps it."""
         positions, tags = self._hash(features, fingerprints)
-        found = np.full(len(positions), -1, np.int64)
+        index = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
         pending = entries != _EMPTY
         hits, indices = self._compare(entries, tags, features, fingerprints)
-        found[hits] = indices
+        index[hits] = indices
         pending[hits] = False
         rest = np.flatnonzero(pending)
         positions, tags, features, fingerprints = (
@@ -94,12 +94,12 @@ class IdTable:
             entries = self._table.take(positions)
             pending = entries != _EMPTY
             hits, indices = self._compare(entries, tags, features, fingerprints)
-            found[rest[hits]] = indices
+            index[rest[hits]] = indices
             pending[hits] = False
-            kept = np.flatnonzero(pending)
-            rest, positions, tags = rest[kept], positions[kept], tags[kept]
-            features, fingerprints = features[kept], fingerprints[kept]
-        return found
+            remaining = np.flatnonzero(pending)
+            rest, positions, tags = rest[remaining], positions[remaining], tags[remaining]
+            features, fingerprints = features[remaining], fingerprints[remaining]
+        return index
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         """Returns places, one higher, of pairs that this worker keeps, and 0 for others: int32 [N], to be added up."""
@@ -108,7 +108,7 @@ class IdTable:
         return places.astype(np.int32)
 
     def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of places (int64 [N], -1 for none) returns those that this worker keeps: positions and indices."""
+        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker keeps."""
         rank, size = self._group.rank, self._group.size
         if size == 1:
             which = np.flatnonzero(places >= 0)
@@ -125,7 +125,7 @@ class IdTable:
     def _compare(
         self, entries: np.ndarray, tags: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which entries are those of their pairs, and the indices in them. Different pairs may have one tag."""
+        """Returns the positions and indices of entries that match their pairs. Different pairs may share a tag."""
         hits = np.flatnonzero((entries >> _INDEX_BITS) == tags)
         indices = entries[hits] & _INDEX_MASK
         same = (self.fingerprints.take(indices) == fingerprints[hits]) & (
@@ -141,11 +141,11 @@ class IdTable:
         which, indices = self.indices_of(places)
         if self._filled + len(which) > _MAX_LOAD * len(self._table):
             self._rebuild(len(which))
-        own = features[which], fingerprints[which]
-        self.features[indices], self.fingerprints[indices] = own
+        pairs = features[which], fingerprints[which]
+        self.features[indices], self.fingerprints[indices] = pairs
         self._pairs += len(which)
         self._filled += len(which)
-        self._insert(*own, indices)
+        self._insert(*pairs, indices)
         return places
 
     def _lowest_free(self, count: int) -> np.ndarray:
@@ -154,8 +154,8 @@ class IdTable:
         self.places += len(new)
         if not reused:
             return new
-        own, offered = self._free[:reused], np.full(reused, MAX_PLACES, np.int64)
-        offered[: len(own)] = own * group.size + group.rank
+        free, offered = self._free[:reused], np.full(reused, MAX_PLACES, np.int64)
+        offered[: len(free)] = free * group.size + group.rank
         lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
         self._free = self._free[len(self.indices_of(lowest)[0]) :]
         return np.concatenate([lowest, new])
@@ -197,7 +197,7 @@ class IdTable:
         self._free = np.sort(np.concatenate([self._free, indices]))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies what ``restore`` needs: ``feature`` int16 and ``fingerprint`` int64, by index."""
+        """Copies the arrays for ``restore``: ``feature`` int16 and ``fingerprint`` int64, by index."""
         return {
             "feature": self.features[: self.held].copy(),
             "fingerprint": self.fingerprints[: self.held].copy(),

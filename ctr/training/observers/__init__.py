@@ -1,1 +1,1 @@
-"""What watches a run and changes nothing of it, one file each; ``every.py`` lists them."""
+"""Observers, which watch a run and change nothing of it, one file each; ``every.py`` lists them."""

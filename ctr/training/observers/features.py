@@ -65,7 +65,7 @@ class Features(Observer):
         run, id_maps = self._run, self._run.state.tables.id_maps.values()
         outlying, missing, rows = outlying_values(run.state), self.missing, int(self._counts[-1])
         names, shares = set(feature_names(run.state.layouts)), {}
-        for feature in (one for one in run.schema.features if one.name in names):
+        for feature in (f for f in run.schema.features if f.name in names):
             left, others, _ = outlying.get(feature.name, (0, 0, math.nan))
             shares[feature.name] = {
                 "kind": feature.kind,
@@ -80,26 +80,26 @@ class Features(Observer):
 
 
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
-    """Returns of each normalized number how many values are no part of its statistics, how many are, and the mean.
+    """Counts, for each normalized number, the values outside and inside its statistics, and averages the outside ones.
 
     The mean is that of the values which are left out, in the first column that has any, NaN without.
     """
-    found: dict[str, tuple[int, int, float]] = {}
+    outlying: dict[str, tuple[int, int, float]] = {}
     if state.statistics is None or state.apart is None:
-        return found
+        return outlying
     statistics, apart = state.statistics.numpy(), state.apart.numpy()
-    for one in all_numbers(state.layouts):
-        if one.normalize:
-            columns = slice(one.first, one.first + one.size)
+    for numbers in all_numbers(state.layouts):
+        if numbers.normalize:
+            columns = slice(numbers.first, numbers.first + numbers.size)
             left, means = apart[0, columns], apart[1, columns]
             mean = float(means[left > 0][0]) if left.any() else math.nan
-            mean = math.copysign(math.expm1(abs(mean)), mean) if one.log else mean
-            found[one.name] = int(left.sum()), int(statistics[0, columns].sum()), mean
-    return found
+            mean = math.copysign(math.expm1(abs(mean)), mean) if numbers.log else mean
+            outlying[numbers.name] = int(left.sum()), int(statistics[0, columns].sum()), mean
+    return outlying
 
 
 def id_rows(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, Any]:
-    """Returns what happened to the rows of ids that grow in the pass: of all features together, and of each."""
+    """Returns the counters of growing ids in the pass, for all features together and for each."""
     counters = _counters(id_maps, schema)
     total = {
         name: sum(getattr(counts, name) for counts in counters.values())
@@ -112,8 +112,8 @@ def id_rows(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, Any]:
 
 
 def _counters(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, FeatureCounters]:
-    found = {name: counts for id_map in id_maps for name, counts in id_map.counters().items()}
-    return {name: found[name] for name in schema.growing if name in found}
+    counters = {name: counts for id_map in id_maps for name, counts in id_map.counters().items()}
+    return {name: counters[name] for name in schema.growing if name in counters}
 
 
 def _id_numbers(counts: FeatureCounters) -> dict[str, int | float | None]:

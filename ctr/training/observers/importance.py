@@ -1,4 +1,4 @@
-"""Importance of features: by how much the loss of rows grows when the model does not know a feature of them.
+"""Importance of features: the increase of the loss of rows when a feature is hidden from the model.
 
 At eight positions of the second half of a pass the next rows of the log, which nothing was learned from yet, are scored
 by the weights of that moment, and again for each feature without what it says:
@@ -85,13 +85,13 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
     config, begin = inputs.config, 0
     selected = [manifest for manifest in inputs.log.manifests if inputs.selects(manifest)]
     if selected:
-        begin = sum(one.rows for one in inputs.log.manifests if one.end <= selected[0].start)
+        begin = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= selected[0].start)
     total = sum(manifest.rows for manifest in selected)
     most = total * min(_SHARE, _SCORES / len(inputs.schema.features))
     rows = int(min(config.metrics.importance_rows, most)) // _POSITIONS
     if not rows:
         return [], 0
-    return [begin + total // 2 + place * total // (2 * _POSITIONS) for place in range(_POSITIONS)], rows
+    return [begin + total // 2 + index * total // (2 * _POSITIONS) for index in range(_POSITIONS)], rows
 
 
 def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:

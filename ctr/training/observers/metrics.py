@@ -39,7 +39,7 @@ class Metrics(Observer):
         # By part of windows.parquet; and the window, which is added to the pass at its end.
         self._parts = {
             PASS: ProgressiveMetrics(slices[0]),
-            **{name: ProgressiveMetrics(own) for name, own in zip(self._names, slices, strict=True)},
+            **{name: ProgressiveMetrics(keys) for name, keys in zip(self._names, slices, strict=True)},
             **{f"label {name}": ProgressiveMetrics() for name in config.objective.labels},
         }
         self._timeline = Timeline()  # the sums of all windows, one by one
@@ -63,10 +63,10 @@ class Metrics(Observer):
         part = self._parts[self._names[source]]
         part.update(rows.label, scored.logit, rows.metric_weight, rows.query_id, ids)
         for name, (outcome, logit) in scored.labels.items():
-            known = np.flatnonzero(np.isfinite(outcome))
-            if len(known):
+            valid = np.flatnonzero(np.isfinite(outcome))
+            if len(valid):
                 part = self._parts[f"label {name}"]
-                part.update(outcome[known], logit[known], rows.metric_weight[known], rows.query_id[known])
+                part.update(outcome[valid], logit[valid], rows.metric_weight[valid], rows.query_id[valid])
 
     def window(self, line: dict[str, Any]) -> None:
         window, total = self._parts[_WINDOW], self._parts[PASS]
@@ -140,7 +140,7 @@ def last_window(timeline: Timeline) -> dict[str, Any] | None:
     if not len(last):
         return None
     _, begin, end, examples, _ = last.windows[0].tolist()
-    point, low, high = (json_number(one[0]) for one in last.click_ratio())
+    point, low, high = (json_number(values[0]) for values in last.click_ratio())
     return {
         "window_begin": begin,
         "window_end": end,

@@ -1,4 +1,4 @@
-"""Interface between a run and what watches it."""
+"""Interface between a run and its observers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +73,7 @@ class Observer:
     on_all_workers: ClassVar[bool] = False
 
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
-        """Begins, or goes on from a checkpoint: ``state`` is what ``checkpoint`` returned then, empty without one.
+        """Begins, or resumes from a checkpoint: ``state`` is the result of ``checkpoint``, empty without one.
 
         Files are cut back to where the run stands. Raises InputError where they have lost something; KeyError or
         ValueError where ``state`` is of another version.
@@ -83,7 +83,7 @@ class Observer:
         """Called after each batch, in the order of the log."""
 
     def window(self, line: dict[str, Any]) -> None:
-        """Called at the end of a window, with its line of metrics.jsonl; adds what it measured."""
+        """Called at the end of a window, with its line of metrics.jsonl; adds its measurements."""
 
     def checkpoint(self) -> Arrays:
         """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
@@ -96,7 +96,7 @@ class Observer:
         """Closes files; also called where the run failed."""
 
     def warnings(self) -> list[str]:
-        """Names what the log could not teach so far, in a line each."""
+        """Lists warnings, a line each, about parts of the model that the log could not train so far."""
         return []
 
     def wants_pause(self, inputs: Inputs) -> bool:

@@ -34,13 +34,13 @@ class Predictions(Observer):
         make_folder(self._folder)
         # A file is named by the position where it ends.
         end = f"{run.position.examples:020d}.parquet"
-        kept = {path for path in self._folder.glob("*.parquet") if path.name <= end}
-        rows = sum(pq.read_metadata(path).num_rows for path in kept)
+        recorded = {path for path in self._folder.glob("*.parquet") if path.name <= end}
+        rows = sum(pq.read_metadata(path).num_rows for path in recorded)
         if rows != self._rows:
             raise InputError(
                 f"{self._folder}: has {rows} rows, {self._rows} at the checkpoint: files were lost"
             )
-        for path in {*self._folder.iterdir()} - kept:
+        for path in {*self._folder.iterdir()} - recorded:
             path.unlink()
 
     def batch(self, turn: Turn) -> None:
@@ -49,8 +49,8 @@ class Predictions(Observer):
         for _, batch, logit, _, labels in (scored for scored in turn.scored if not scored.source):
             columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
             columns["logit"] = logit
-            for name, (outcome, own) in labels.items():
-                columns |= {f"logit_{name}": own, f"label_{name}": outcome}
+            for name, (outcome, label_logit) in labels.items():
+                columns |= {f"logit_{name}": label_logit, f"label_{name}": outcome}
             self._pending.append(columns)
             self._pending_rows += len(logit)
             if self._pending_rows >= self._part_rows:

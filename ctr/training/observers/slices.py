@@ -1,4 +1,4 @@
-"""Slices of a run: default ones, where none are configured, and what the ids of all slices stand for."""
+"""Slices of a run: default ones, where none are configured, and the names of all slices' ids."""
 
 import logging
 import re
@@ -48,13 +48,13 @@ class Slices(Observer):
         slices = {name: [row["id"] for row in part["heaviest"]] for name, part in measured.items()}
         if not run.config.metrics.slices:
             # Those by the size of queries are there already.
-            found = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
-            sums.add_slices(SLICES, found)
-            slices |= {name: heaviest_ids(state) for name, state in found.items()}
+            calibrations = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
+            sums.add_slices(SLICES, calibrations)
+            slices |= {name: heaviest_ids(state) for name, state in calibrations.items()}
         constraints, families = run.config.objective.bias_constraints, run.state.families
-        given = () if constraints is None else constraints.families
+        configs = () if constraints is None else constraints.families
         words = {
-            name: bias_constraints.slice_names(given[index], families[index])
+            name: bias_constraints.slice_names(configs[index], families[index])
             for name, index in bias_constraints.measured_families(families, 0).items()
         }
         summary["slice_names"] = slice_names(run.schema, log.path, slices, words)
@@ -82,13 +82,13 @@ def default_slices(
     except InputError:
         return {}
     columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in _PREDICTIONS}
-    ids, found = _ids_of(columns.pop("example_id"), shards, schema)
-    scored = scored_rows(*(columns[name][found] for name in ("label", "logit", "metric_weight", "query_id")))
+    ids, hits = _ids_of(columns.pop("example_id"), shards, schema)
+    scored = scored_rows(*(columns[name][hits] for name in ("label", "logit", "metric_weight", "query_id")))
     states = {}
-    for place, name in enumerate(schema.single_valued):
-        if name in schema.single_ids and 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
+    for column, name in enumerate(schema.single_valued):
+        if name in schema.single_ids and 2 <= len(np.unique(ids[:, column])) <= _MOST_VALUES:
             state = SliceCalibration()
-            state.update(scored, ids[:, place].astype(np.int64))
+            state.update(scored, ids[:, column].astype(np.int64))
             states[name] = state
     scores = {name: _score(state) for name, state in states.items()}
     best = sorted(states, key=lambda name: -scores[name])[:_SHOWN]
@@ -98,19 +98,19 @@ def default_slices(
 def heaviest_ids(state: SliceCalibration) -> list[int]:
     """Returns the ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
     table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
-    return [int(one) for one in table["id"]]
+    return [int(number) for number in table["id"]]
 
 
 def _ids_of(
     examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
-    known = np.concatenate([table["example_id"].to_numpy() for table in shards])
+    logged = np.concatenate([table["example_id"].to_numpy() for table in shards])
     ids = np.concatenate([id_matrix(table, schema) for table in shards])
-    order = np.argsort(known, kind="stable")
-    place = np.minimum(np.searchsorted(known[order], examples), len(known) - 1)
-    found = known[order][place] == examples
-    return ids[order[place[found]]], found
+    order = np.argsort(logged, kind="stable")
+    position = np.minimum(np.searchsorted(logged[order], examples), len(logged) - 1)
+    matched = logged[order][position] == examples
+    return ids[order[position[matched]]], matched
 
 
 def _score(state: SliceCalibration) -> float:
@@ -137,23 +137,23 @@ def slice_names(
     """
     features = {name: ids for name, ids in slices.items() if name in schema.by_name}
     hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}
-    kept: dict[str, dict[int, str]] = {}
+    values: dict[str, dict[int, str]] = {}
     try:
-        kept = read_values(log, hashed)
+        values = read_values(log, hashed)
     except InputError as error:
         # The run is complete without.
         logger.warning("slices are named by their ids: %s", error)
     names: dict[str, dict[str, str]] = {}
     for name, ids in features.items():
         feature, texts = schema.by_name[name], {}
-        for one in ids:
-            number = display.fingerprint(one) if feature.buckets is None else f"id {one}"
-            texts[one] = value_of_id(feature, one) or kept.get(name, {}).get(one, number)
+        for index in ids:
+            number = display.fingerprint(index) if feature.buckets is None else f"id {index}"
+            texts[index] = value_of_id(feature, index) or values.get(name, {}).get(index, number)
         if name not in hashed:
             texts = dict(sorted(texts.items()))
         elif all(map(_NUMBER.fullmatch, texts.values())):
             texts = dict(sorted(texts.items(), key=lambda entry: float(entry[1])))
-        names[name] = {str(one): text for one, text in texts.items()}
+        names[name] = {str(index): text for index, text in texts.items()}
     for name, words in families.items():
-        names[name] = {str(one): words[one] if one >= 0 else "no slice" for one in slices[name]}
+        names[name] = {str(index): words[index] if index >= 0 else "no slice" for index in slices[name]}
     return names

@@ -60,7 +60,7 @@ Wanted = Callable[[str, int], Part | None]
 
 
 class Share(NamedTuple):
-    """What one of several workers writes of a checkpoint."""
+    """One worker's share of a checkpoint."""
 
     rank: int
     size: int
@@ -79,7 +79,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """Returns what ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    """Writes the bytes of ``np.savez`` from the arrays' own memory instead of a second copy."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             array = np.asarray(array, order="C")
@@ -93,7 +93,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
-    """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
+    """Writes the arrays of a worker other than the first, then a note that announces them to the first."""
     name = f"arrays-{share.rank}.npz"
     entry = _file_entry(name, write_arrays(folder / name, arrays), share)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
@@ -138,7 +138,7 @@ def _note(folder: Path, rank: int, share: Share) -> Path:
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint file by file, and says of those not wanted whole which parts they are.
+    """Reads the arrays of a checkpoint file by file; also returns the parts of arrays that are not wanted whole.
 
     ``entries``: of ``collect_parts``; of whole arrays without ``parts``. Raises ValueError where parts are missing.
     """
@@ -150,20 +150,20 @@ def read_parts(
         of_file = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
         for name, values in each_array(folder / entry["file"]):
             part = of_file.get(name)
-            own = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
-            if own is None and part is None:
+            selected = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
+            if selected is None and part is None:
                 arrays[name] = values
-            elif own is None and part is not None:
+            elif selected is None and part is not None:
                 whole.setdefault(name, []).append((part, values))
-            elif own is not None and part is None:
-                parts[name], arrays[name] = own, shard(values, own)
-            elif own is not None and part is not None:
-                parts[name], arrays[name] = own, reshard_to(own, [(part, values)], arrays.get(name))
+            elif selected is not None and part is None:
+                parts[name], arrays[name] = selected, shard(values, selected)
+            elif selected is not None and part is not None:
+                parts[name], arrays[name] = selected, reshard_to(selected, [(part, values)], arrays.get(name))
                 seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
-    return arrays | {name: reshard(found) for name, found in whole.items()}, parts
+    return arrays | {name: reshard(pieces) for name, pieces in whole.items()}, parts
 
 
 class Copies:
@@ -257,7 +257,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def clean_up(folder: Path, keep: int) -> None:
-    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep``."""
+    """Deletes leftovers of an interrupted ``save``, and all checkpoints but the newest ``keep``."""
     _remove_leftovers(folder)
     complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
@@ -305,7 +305,7 @@ def _complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads arrays and state of the newest checkpoint whose bytes are what was written; None where there is none.
+    """Reads arrays and state of the newest intact checkpoint; returns None if there is none.
 
     Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
     """
@@ -363,11 +363,11 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
     Raises InputError: there is none, or its bytes are not what was written.
     """
     while True:
-        found = _complete_checkpoints(folder)
-        if not found:
+        paths = _complete_checkpoints(folder)
+        if not paths:
             raise InputError(f"{folder}: there is no checkpoint")
-        chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
-        positions = ", ".join(str(int(path.name)) for path in found)
+        chosen = paths[-1:] if examples is None else [path for path in paths if int(path.name) == examples]
+        positions = ", ".join(str(int(path.name)) for path in paths)
         if not chosen:
             raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
         try:
@@ -381,7 +381,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects the arrays of a state, or something for each, from those of a checkpoint, by their names in the state."""
+    """Selects a state's arrays, or any values by array, from a checkpoint's, by their names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

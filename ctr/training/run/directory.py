@@ -1,4 +1,4 @@
-"""The files of a run: what was configured, what was measured, what was predicted.
+"""The files of a run: its configuration, measurements and predictions.
 
 ::
 
@@ -116,7 +116,7 @@ def with_skip_of(run_dir: Path, config: TrainConfig) -> TrainConfig:
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
-    """Raises InputError where ``run_dir`` was begun under another configuration, or is something else."""
+    """Raises InputError if ``run_dir`` was begun under another configuration, or is something else."""
     check_run_folder(run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
@@ -140,7 +140,7 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 
 
 def check_run_folder(run_dir: Path) -> None:
-    """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
+    """Raises InputError unless ``run_dir`` is a run directory, empty or missing."""
     check_output_folder(run_dir, "a run directory", _is_run_or_new)
 
 
@@ -171,7 +171,7 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     is_regrouped = before.get("workers", 1) != now.get("workers", 1)
     read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
     then, today = (
-        {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
+        {key: value for key, value in content.items() if key not in read_only} for content in (before, now)
     )
     differences = differing_keys(then, today)
     if is_regrouped and not differences:
@@ -193,7 +193,7 @@ def adopt_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def check_schema(run_dir: Path, schema: Schema) -> None:
-    """Raises InputError where a run was begun on a log of other features; changes nothing."""
+    """Raises InputError if a run was begun on a log of other features; changes nothing."""
     if not (run_dir / "schema.json").exists():
         return
     before = read_run_schema(run_dir)
@@ -208,13 +208,13 @@ def check_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
-    """Reads init_from.json, what a run began with; None if it began with nothing."""
+    """Reads init_from.json, the record of a warm start; returns None without one."""
     path = run_dir / INIT_FROM
     return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
 
 
 def refuse_without_checkpoint(run_dir: Path) -> None:
-    """Raises InputError when a run was begun from another one: it has lost what it began with."""
+    """Raises InputError if a warm-started run has no checkpoint left."""
     if (run_dir / INIT_FROM).exists():
         raise InputError(
             f"{run_dir}: was started from another run ({INIT_FROM}) and has no checkpoint left, so it would start from "
@@ -237,7 +237,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Deletes what interrupted writes of results left. Nobody else may be writing there."""
+    """Deletes leftovers of interrupted writes of results. Nobody else may be writing there."""
     remove_temporaries(run_dir)
 
 
@@ -295,7 +295,7 @@ def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool)
 
 
 def check_models_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of exported models."""
+    """Raises InputError if a directory is neither empty nor one of exported models."""
     check_output_folder(out, "a directory of exported models", _holds_models)
 
 
@@ -309,7 +309,7 @@ def _holds_models(folder: Path) -> bool:
 
 @contextmanager
 def only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    """Holds a folder of models, and clears away what is half there. Raises InputError: another one holds it."""
+    """Locks a folder of models and deletes incomplete ones. Raises InputError if another process holds it."""
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
         for leftover in out.glob(f"*{PARTIAL}"):

@@ -18,7 +18,7 @@ _NUMBERS = {
 
 @contextlib.contextmanager
 def written_by_tensorflow(path: Path) -> Iterator[None]:
-    """Turns what TensorFlow says in the block of a disk that is full or fails into an OSError about ``path``."""
+    """Turns TensorFlow's errors in the block about a full or failing disk into an OSError about ``path``."""
     try:
         yield
     except tf.errors.OpError as error:

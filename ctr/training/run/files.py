@@ -39,7 +39,7 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a thread of their own. After one that fails none is begun, and every call raises what it raised."""
+    """Jobs in a background thread. After a failed job none is begun, and every call raises its error."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
@@ -61,14 +61,14 @@ class Background:
             raise
 
     def check(self) -> None:
-        """Raises what a job raised that ended since."""
+        """Raises the error of a job that has ended."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Returns when all is done; raises what a job raised."""
+        """Waits for all jobs; raises the error of a failed one."""
         self._wait(0)
 
     def _wait(self, limit: int) -> None:
@@ -77,7 +77,7 @@ class Background:
         self.check()
 
     def close(self) -> None:
-        """Ends the thread after what was given to it; raises nothing."""
+        """Ends the thread after all submitted jobs; raises nothing."""
         self._pool.shutdown()
 
 
@@ -90,9 +90,9 @@ class GrowingFile:
     @classmethod
     def open(cls, path: Path, length: int) -> Self:
         """Opens or creates a file, and cuts off what lies behind ``length`` bytes. Raises InputError: it is shorter."""
-        found = path.stat().st_size if path.exists() else 0
-        if found < length:
-            raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines were lost")
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise InputError(f"{path}: has {size} bytes, {length} at the checkpoint: lines were lost")
         # Unbuffered, so that nothing is left to be written when the disk was full once.
         file = path.open("ab", buffering=0)
         file.truncate(length)
@@ -197,7 +197,7 @@ class RunFiles:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """What a checkpoint keeps for ``open``."""
+        """Returns the lengths of the files, which a checkpoint keeps for ``open``."""
         return {"metrics": self.metrics.length, "rejects": self.rejects.length}
 
     def write_checkpoint(
@@ -210,14 +210,14 @@ class RunFiles:
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()
-            folder, kept = self._checkpoints, self._config
+            folder, config = self._checkpoints, self._config
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
-            checkpoint.save(folder, examples, arrays, state, kept.keep, shared)
+            checkpoint.save(folder, examples, arrays, state, config.keep, shared)
 
         self.background.submit(write)
 
     def close(self) -> None:
-        """Closes the files, once what was given to ``background`` is done."""
+        """Closes the files, once the jobs of ``background`` are done."""
         self._closing.set()
         self.background.close()
         self._opened.close()

@@ -1,4 +1,4 @@
-"""Position of a run: which rows it has passed, and what went wrong on the way."""
+"""Position of a run: the rows that it has passed, with counts of faults and skipped steps."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ MOST_SET_ASIDE = 0.1
 
 @dataclass
 class Passed:
-    """How far a run has scored the rows of a log, and which of them it could not use."""
+    """Progress of a run in one log, and the rows that it could not use."""
 
     rows: int = 0  # of the log that are behind it, rejects included
     until: list[int] | None = None  # time and query id of the last of them
@@ -37,7 +37,7 @@ class Passed:
 
 @dataclass
 class Position:
-    """Where a run stands, and what went wrong on the way. Times are query times in microseconds."""
+    """Position of a run in its logs, with counts of skipped and faulty rows. Times are query times in microseconds."""
 
     logs: dict[str, Passed] = field(default_factory=dict)  # "" is the log of the pass, the others constrain
     # Rows of the log that it has learned from, or left out; fewer than were scored only under a label delay.
@@ -130,7 +130,7 @@ def note_large_query(passed: Passed, query: LargeQuery) -> bool:
 
 
 def set_aside_summary(position: Position) -> dict[str, Any]:
-    """Returns what summary.json says of the queries that were set aside, having too many rows; empty without any."""
+    """Returns the entries of summary.json about queries set aside for having too many rows; empty without any."""
     rows = sum(passed.set_aside_rows for passed in position.logs.values())
     named = [
         {**({"log": log} if log else {}), **LargeQuery(*query)._asdict()}
@@ -141,7 +141,7 @@ def set_aside_summary(position: Position) -> dict[str, Any]:
 
 
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
-    """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first.
+    """Raises InputError if more than the allowed share of a log's rows is faulty; ``""`` names the training log.
 
     A single query that is set aside never stops a run, however large it is.
     """

@@ -37,9 +37,9 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
         )
         times = ds.field("query_time")
         is_own = (times >= manifest.start) & (times < manifest.end)
-        own = predictions.to_table(["example_id", "logit"], filter=is_own)
+        part = predictions.to_table(["example_id", "logit"], filter=is_own)
         logit, order = np.full(len(ids), np.nan, np.float32), np.argsort(ids, kind="stable")
-        logit[order[np.searchsorted(ids[order], own["example_id"].to_numpy())]] = own["logit"].to_numpy()
+        logit[order[np.searchsorted(ids[order], part["example_id"].to_numpy())]] = part["logit"].to_numpy()
         rows += len(ids)
         missing += int(np.isnan(logit).sum())
         write_sidecar_partition(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
@@ -47,7 +47,7 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
 
 def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> None:
-    """Raises InputError before the pass for what could not be published after it."""
+    """Raises InputError before the pass if its predictions could not be published after it."""
     folder = new_sidecar_folder(log, name)
     if not config.record_predictions:
         raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")

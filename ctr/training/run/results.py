@@ -25,7 +25,7 @@ from ctr.training.run.summary import TIMING, dense_optimizer_text
 
 
 def unlearned_text(run: Run) -> str:
-    """Tells how many rows were not trained on, as a share of all, and why."""
+    """Formats how many rows were not trained on, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = position.scored_rows
@@ -36,7 +36,7 @@ def unlearned_text(run: Run) -> str:
 
 
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
-    """Tells in one line why a run is to end with an error though it has finished its log; None: it learned.
+    """Returns in one line why a run that has finished its log ends with an error, or None if it learned.
 
     It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end
     (``fault``). Where only some rows were lost it does not fail: what remains is a model, and a warning names the
@@ -93,7 +93,7 @@ def _write(run: Run, failure: str | None, timing: Callable[[], Mapping[str, floa
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Names what the log could not teach, in a line each; empty but in the first worker."""
+    """Lists the observers' warnings, a line each; empty but in the first worker."""
     return [line for observer in run.observers for line in observer.warnings()]
 
 
@@ -150,5 +150,5 @@ def timing_before(summary_path: Path) -> Mapping[str, float | None]:
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")
-    known = {key: value for key, value in before.items() if type(value) in (int, float)}
-    return {key: known.get(key) for key in TIMING}
+    numbers = {key: value for key, value in before.items() if type(value) in (int, float)}
+    return {key: numbers.get(key) for key in TIMING}

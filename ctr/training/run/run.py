@@ -71,9 +71,9 @@ class Run:
     ) -> None:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers, self.inputs = state, state.workers, inputs
-        self.observers = [one for one in observers if self.workers.is_chief or one.on_all_workers]
-        self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
-        self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
+        self.observers = [o for o in observers if self.workers.is_chief or o.on_all_workers]
+        self._logs = LogsSeen(run_dir, {name: log.manifests for name, log in inputs.row_logs.items()})
+        self._log_paths = {name: log.path for name, log in inputs.row_logs.items()}
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self.position = Position({name: Passed() for name in inputs.row_logs})
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
+        """Returns whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
         return self.config.max_skipped_steps is not None and self.position.skipped_in_a_row > 0
 
     def is_checkpoint_due(self) -> bool:
@@ -206,9 +206,9 @@ class Run:
     # From batch to batch.
 
     def follow_logs(self, inputs: Inputs) -> None:
-        """Goes on with these logs. Raises InputError: partitions seen so far are not what they were."""
+        """Replaces the logs by grown ones. Raises InputError if partitions seen so far have changed."""
         self.inputs = inputs
-        manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
+        manifests = {name: log.manifests for name, log in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
@@ -246,7 +246,7 @@ class Run:
         return open_window(self.position.window_from) if examples == "auto" else examples
 
     def record(self, feed: AnyFeed, scores: Scores) -> None:
-        """Notes what a step did, and has the observers see it.
+        """Records the result of a step and passes it to the observers.
 
         Raises InputError: too many steps were skipped, or too many rows of a log are faulty.
         """
@@ -302,7 +302,7 @@ class Run:
         return finite_logits(logit, self.config.model.prior)
 
     def check_faults(self) -> None:
-        """Raises InputError where too many rows of a log are faulty, and what failed in the background since."""
+        """Raises InputError if too many rows of a log are faulty; raises the error of a failed background job."""
         allowed, path = self.config.max_rejected_share, self.run_dir / "rejects.jsonl"
         check_rejects(self.position, allowed, self._log_paths, path)
         self.files.background.check()
@@ -330,13 +330,13 @@ class Run:
         position.trained_rows += int(np.count_nonzero(rows.train_weight[is_learned]))
         position.skipped_rows += int(np.count_nonzero(~is_learned))
         limit = self.config.max_skipped_steps
-        for one, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
-            note_step(position, one.begin, one.end, applied)
+        for step_batch, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
+            note_step(position, step_batch.begin, step_batch.end, applied)
             if applied:
-                self._last_applied = one.begin
+                self._last_applied = step_batch.begin
             if limit is not None and position.skipped_in_a_row >= limit:
                 # The rows of the call behind this batch may be good ones.
-                position.learned = one.end
+                position.learned = step_batch.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
         if scores.terms is None:
@@ -372,7 +372,7 @@ class Run:
             self.position.learned = examples
 
     def check_weights(self, predicts: bool) -> str | None:
-        """Returns what is wrong with the weights, or None; ``predicts``: they do, for the batch learned last.
+        """Returns the weights' fault, or None; ``predicts``: whether they predict soundly for the last batch.
 
         Raises InputError where weights are broken, unless the run never stops.
         """
@@ -387,7 +387,7 @@ class Run:
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """Says what is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        """Describes the fault of the weights in a few words, or returns None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first one has what all have: only of a part there may be another fault.
         faults = self.workers.gather_texts(first_broken(pieces) or "")
@@ -403,7 +403,7 @@ class Run:
     def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here; begins the next one."""
         position, ramps, rates = self.position, self.ramps(), self.rates()
-        spectra = {name: one._asdict() for name, one in self.state.optimizer_spectra().items()}
+        spectra = {name: spectrum._asdict() for name, spectrum in self.state.optimizer_spectra().items()}
         line = {
             "examples": position.examples,
             "window_begin": position.window_times[0],
@@ -426,7 +426,7 @@ class Run:
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
-    """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
+    """Replaces predictions (float32 [N]) that are not finite by the prior's logit."""
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
 
 

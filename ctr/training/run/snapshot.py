@@ -1,4 +1,4 @@
-"""Snapshot of a model between two batches: what is needed to predict, without what only training needs.
+"""Snapshot of a model between two batches: the weights needed to predict, without the state for training.
 
 No duals, accumulators, statistics or metrics: a snapshot is what an export is made of. Of a table in which ids grow it
 has the fixed rows, followed by those of the ids that have slots, in the order of their keys. A key is the exclusive or
@@ -72,7 +72,7 @@ class Snapshot:
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
-        """The weights as exports have them: what every product rounds is rounded once."""
+        """Returns the weights of an export, rounded once to the dtype of the products."""
         rounded = rounded_weights(self.architecture, self.weights)
         return {
             name: weight
@@ -98,14 +98,14 @@ def take_snapshot(run: Run) -> Snapshot:
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names
-    kept = {**dense_weights(state.weights), **state.experts.weights}
+    variables = {**dense_weights(state.weights), **state.experts.weights}
     if state.statistics is not None:
-        kept[STATISTICS] = state.statistics
-    arrays = {name: variable.numpy() for name, variable in kept.items()}
+        variables[STATISTICS] = state.statistics
+    arrays = {name: variable.numpy() for name, variable in variables.items()}
     experts, weights = _served_weights(layouts, config, compute_dtype, names, arrays)
     whole = state.tables.whole()
-    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    served = _served_tables(layouts, whole, known if state.workers.is_chief else {})
+    map_ids = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
+    served = _served_tables(layouts, whole, map_ids if state.workers.is_chief else {})
     return Snapshot(
         run.run_dir, config, run.schema, compute_dtype, layouts, *served, experts, weights, run.progress()
     )
@@ -126,12 +126,12 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
             make_experts(config.model, config.objective, compute_dtype, layouts), weights
         ).names
         tables, id_maps = _trained_tables(layouts, config, weights)
-        known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
+        map_ids = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
         experts, variables = _served_weights(layouts, config, compute_dtype, names, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
     layouts = tables_of(experts, layouts)
-    served = _served_tables(layouts, tables, known)
+    served = _served_tables(layouts, tables, map_ids)
     return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, experts, variables, progress)
 
 
@@ -153,21 +153,21 @@ def _trained_tables(
 def _served_tables(
     layouts: Sequence[TableLayout],
     tables: Sequence[tf.Variable],
-    known: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
+    map_ids: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
-    """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``known``: what maps return of their ids."""
+    """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``map_ids``: the maps' ``ids_by_row``."""
     served, keys, ids = list(tables[: len(layouts)]), dict[int, tf.Variable](), dict[str, int]()
-    for number, (places, features, fingerprints) in known.items():
+    for number, (places, features, fingerprints) in map_ids.items():
         if number >= len(layouts):
             continue
         layout = layouts[number]
         salts = np.array([feature.salt for feature in layout.growing], np.int64)
         # Two features' ids with the same key (one pair in 2^64) cannot be distinguished: only one of them has its row.
-        found, first = np.unique(fingerprints ^ salts[features], return_index=True)
-        first = first[found != LAST_KEY]
+        unique, first = np.unique(fingerprints ^ salts[features], return_index=True)
+        first = first[unique != LAST_KEY]
         rows = np.concatenate([np.arange(layout.rows, dtype=np.int32), places[first]])
         served[number] = tf.Variable(tf.gather(tables[number], rows))
-        keys[number] = tf.Variable(np.append(found[: len(first)], LAST_KEY), trainable=False)
+        keys[number] = tf.Variable(np.append(unique[: len(first)], LAST_KEY), trainable=False)
         counts = np.bincount(features[first], minlength=len(layout.growing))
         counted = zip(layout.growing, counts, strict=True)
         ids |= {feature.name: int(count) for feature, count in counted if not feature.of}
@@ -183,7 +183,7 @@ def _served_weights(
 ) -> tuple[Experts, dict[str, tf.Variable]]:
     """Returns experts and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit.
 
-    ``names`` are those of the experts that predict.
+    ``names`` name the experts that predict.
     """
     experts = replace(make_experts(config.model, config.objective, compute_dtype, layouts), names=names)
     shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))

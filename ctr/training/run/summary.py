@@ -1,4 +1,4 @@
-"""Summary of a run: what its predicted over actual clicks say, and all of summary.json in a few lines.
+"""Summary of a run: a verdict on predicted over actual clicks, and all of summary.json in a few lines.
 
 Loads no TensorFlow, so that a finished run is printed at once.
 """
@@ -45,7 +45,7 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """Returns what training returns of a finished run; publishes the sidecar ``record``. Raises LearningError."""
+    """Returns the result of a finished run; publishes the sidecar ``record``. Raises LearningError."""
     result = dict(summary)
     if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)
@@ -73,8 +73,8 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
     for name, label in summary.get("labels", {}).items():
-        found = [f"{key} {'-' if label[key] is None else f'{label[key]:.5f}'}" for key in LABEL_METRICS]
-        lines.append(f"  {name:<20}{', '.join(found)}; {label['examples']} rows with a known label")
+        metrics = [f"{key} {'-' if label[key] is None else f'{label[key]:.5f}'}" for key in LABEL_METRICS]
+        lines.append(f"  {name:<20}{', '.join(metrics)}; {label['examples']} rows with a known label")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
     lines.append(f"  dense weights       {summary['dense_optimizer']}")
@@ -85,7 +85,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if rows := summary.get("set_aside_rows"):
-        queries = [f"{one['query_id']} (rows {one['begin']} to {one['end']})" for one in summary["set_aside"]]
+        queries = [f"{q['query_id']} (rows {q['begin']} to {q['end']})" for q in summary["set_aside"]]
         shown = ", ".join(queries[:_SHOWN]) + (", ..." if len(queries) > _SHOWN else "")
         lines.append(
             f"  set aside           {rows} rows, in queries of more than batch.max_query_rows: {shown}"
@@ -108,7 +108,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
-    """Says what dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
+    """Describes the optimizer that dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
     dense = config.optimizer.dense
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__
@@ -127,20 +127,20 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
-    """Formats predicted over actual clicks with its interval and what it says, in a line."""
-    found = _click_ratio(summary)
-    text = f"predicted / actual clicks {_ratio_text(*found)}: {describe(*found)}"
+    """Formats predicted over actual clicks with its interval and its verdict, in a line."""
+    ratio = _click_ratio(summary)
+    text = f"predicted / actual clicks {_ratio_text(*ratio)}: {describe(*ratio)}"
     last = summary["last_window"]
     return f"{text}; in the last window {_ratio_text(*_click_ratio(last))}" if last else text
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
-    found = _click_ratio(summary)
-    if judge(*found) != "wrong":
+    """Returns advice if the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
+    ratio = _click_ratio(summary)
+    if judge(*ratio) != "wrong":
         return None
     excess = _excess(summary)
-    many = "many" if found[0] > 1 else "few"
+    many = "many" if ratio[0] > 1 else "few"
     share = (
         f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
     )
@@ -152,16 +152,16 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
         else ""
     )
     return (
-        f"predicted / actual clicks is {_ratio_text(*found)}, too {many} predicted clicks"
+        f"predicted / actual clicks is {_ratio_text(*ratio)}, too {many} predicted clicks"
         f"{share if excess >= _TOP_SHARE else ''}{where}; look at "
-        + "; ".join(_causes(summary, config, found[0], excess, is_over))
+        + "; ".join(_causes(summary, config, ratio[0], excess, is_over))
     )
 
 
 def _causes(
     summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
 ) -> list[str]:
-    """Lists what may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
+    """Lists possible causes, the likeliest first. ``is_over``: the last window is calibrated again."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
     deciles = [row for row in summary["calibration_buckets"] if row["weight"]]

@@ -18,7 +18,7 @@ from ctr.training.sizes import fit, fit_ids
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features."""
+    """Lookups of a batch of B rows (padded) in one table with S single- and M multivalent features."""
 
     distinct: np.ndarray  # int32 [U], rows, each once; padded with rows that are not needed, of gradient 0
     single: np.ndarray  # int32 [B, S], positions in ``distinct``
@@ -121,14 +121,14 @@ def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan to B ``rows`` (added ones weigh 0), V ``values`` and U ``ids``; None: to one of few sizes."""
+    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or where None to one of few sizes."""
     # Ids that have no rows yet are padded when they have.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
 
 def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None) -> TablePlan:
-    """Pads what refers to ``distinct`` to B ``rows`` and V ``values``; None: to one of few sizes."""
+    """Pads the references to ``distinct`` to B ``rows`` and V ``values``, or where None to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = fit(used) if count else 0
@@ -150,12 +150,12 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
     distinct = plan.distinct.astype(np.int32)
     distinct[plan.pending.at] = rows
     # In the order in which the batch has them, so that nothing depends on which slot an id has.
-    positions, kept = pd.factorize(distinct)
-    if len(kept) < len(distinct):
+    positions, unique = pd.factorize(distinct)
+    if len(unique) < len(distinct):
         positions = positions.astype(np.int32)
         plan = replace(plan, single=positions[plan.single], values=positions[plan.values])
-    distinct = _pad_rows(kept, table_rows, plan.capacity)
-    return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
+    distinct = _pad_rows(unique, table_rows, plan.capacity)
+    return replace(plan, distinct=distinct, distinct_count=len(unique), pending=None)
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
@@ -207,14 +207,14 @@ class _Keys:
         self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
     ) -> np.ndarray:
         """Returns the number in ``TableLayout.growing`` of each different key's feature, or -1: int16 [distinct]."""
-        found = np.full(distinct, -1, np.int16)
+        numbers = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
-            found[positions[:count].reshape(-1, singles)] = self._numbers[:singles]
+            numbers[positions[:count].reshape(-1, singles)] = self._numbers[:singles]
         if len(segments):
             of_values = self._numbers[singles:]
-            found[positions[count:]] = of_values[segments % len(of_values)]
-        return found
+            numbers[positions[count:]] = of_values[segments % len(of_values)]
+        return numbers
 
 
 @cache
@@ -223,7 +223,7 @@ def _keys(layout: TableLayout) -> _Keys:
 
 
 def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
-    """Selects columns; without a copy where they stand together, as those of a log with one table do."""
+    """Selects columns, without a copy if they are adjacent, as for a log with one table."""
     first = columns[0] if columns else 0
     if list(columns) == list(range(first, first + len(columns))):
         return ids[:, first : first + len(columns)]
@@ -266,7 +266,7 @@ def _merge_multivalent(
 
 
 class BatchRows(NamedTuple):
-    """Where the rows of K batches, which follow each other, are."""
+    """Positions of the rows of K consecutive batches."""
 
     counts: np.ndarray  # int64 [K], rows of each batch
     batch: np.ndarray  # int64 [N], the batch of each row
@@ -281,7 +281,7 @@ class BatchRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlans:
-    """What each of K batches of B rows (padded) needs of one table with S single- and M multivalent features."""
+    """Lookups of each of K batches of B rows (padded) in one table with S single- and M multivalent features."""
 
     distinct: (
         np.ndarray
@@ -297,10 +297,10 @@ class BatchPlans:
         first, last = offsets_of(self.counts)[[begin, end]]
         pending = self.pending
         if pending is not None:
-            own = slice(*np.searchsorted(pending.at, [first, last]))
-            admitted = None if pending.admitted is None else pending.admitted[own]
-            of_ids = pending.features[own], pending.fingerprints[own], pending.counts[own]
-            pending = PendingIds(pending.at[own] - first, *of_ids, admitted)
+            span = slice(*np.searchsorted(pending.at, [first, last]))
+            admitted = None if pending.admitted is None else pending.admitted[span]
+            of_ids = pending.features[span], pending.fingerprints[span], pending.counts[span]
+            pending = PendingIds(pending.at[span] - first, *of_ids, admitted)
         batches = slice(begin, end)
         arrays = self.single[batches], self.values[batches], self.segments[batches]
         return BatchPlans(self.distinct[first:last], self.counts[batches], *arrays, pending)
@@ -382,6 +382,6 @@ def _distinct_of_batches(
     pairs, first = pd.factorize(batch * len(uniques) + codes)
     batches, chosen = np.divmod(first, max(len(uniques), 1))
     order = np.argsort(batches if in_order else first, kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place[pairs], uniques[chosen[order]], batches[order]
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return ranks[pairs], uniques[chosen[order]], batches[order]

@@ -43,7 +43,7 @@ class Rows:
         return positions, rows[positions] // size
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Returns what this part of a batch needs, float32 [., C], and the plans as they refer to that.
+        """Returns the rows that this part of a batch needs, float32 [., C], and plans that refer to these rows.
 
         ``held``: of each of the first tables the distinct rows that are here, float32 [Q, C].
         """
@@ -52,7 +52,7 @@ class Rows:
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of what ``fetch`` returned over all who train together: of the rows here."""
+        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows here."""
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
@@ -85,7 +85,7 @@ class DividedRows(Rows):
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sends those of divided tables back to who hold the rows, who add them in the order of ranks."""
+        """Sends gradients of divided tables to the members that hold the rows, which add them in the order of ranks."""
         group = self._group
         packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
         tables, mirrored = (self._tables(len(plans), divided) for divided in (True, False))
@@ -138,17 +138,17 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
     if not curvature:
         return gradient
     values, groups = curvature
-    known = tf.cast(groups >= 0, tf.float32)
+    has_group = tf.cast(groups >= 0, tf.float32)
     return tf.concat(
-        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
+        [gradient, tf.stack([values, has_group * tf.cast(groups, tf.float32), has_group], axis=1)], axis=1
     )
 
 
 def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
+    """Unpacks a sum of packed gradients: all members that know the group of a row agree on it."""
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
-    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
-    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
+    values, groups, counts = tf.unstack(packed[:, columns:], num=3, axis=1)
+    groups = tf.where(counts > 0, tf.round(tf.math.divide_no_nan(groups, counts)), -1.0)
     return gradient, (values, tf.cast(groups, tf.int32))

@@ -88,12 +88,12 @@ class EmbeddingTables:
         self._first_counts = list(self._counts)
 
     def count(self, number: int) -> int:
-        """Number of rows that a table has by now, wherever they are."""
+        """Returns the current number of rows of a table, over all workers."""
         return self._counts[number]
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, without those of rows that no id has had yet."""
+        """Number of parameters, without rows that no id has had yet."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -116,17 +116,17 @@ class EmbeddingTables:
         }
         maps = [self.id_maps[number] for number in pending]
         slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
-        found, begun = {}, []
-        for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
+        by_table, begun = {}, []
+        for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
                 rows, new = id_map.learn(
-                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
+                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
                 )
                 begun.append(_new_rows(number, ids, Learned(rows, new)))
             else:
-                rows = id_map.look_up(ids.features, ids.fingerprints, own)
-            found[number] = rows
-        return found, begun
+                rows = id_map.look_up(ids.features, ids.fingerprints, indices)
+            by_table[number] = rows
+        return by_table, begun
 
     def assign_batches(
         self, plans: Sequence[BatchPlans], times_us: Sequence[int]
@@ -155,16 +155,16 @@ class EmbeddingTables:
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
-        for number in dict.fromkeys(one.table for one in new):
-            own = [one for one in new if one.table == number]
-            self._reset_rows(number, *(np.concatenate(arrays) for arrays in list(zip(*own, strict=True))[1:]))
+        for number in dict.fromkeys(entry.table for entry in new):
+            same = [entry for entry in new if entry.table == number]
+            self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
 
-    def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
+    def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
         """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
-        features = np.full(len(known.rows), feature, np.int16)
-        rows = self.id_maps[number].adopt(features, known)
+        features = np.full(len(occupants.rows), feature, np.int16)
+        rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
-        self._reset_rows(number, rows[fits], features[fits], known.fingerprints[fits])
+        self._reset_rows(number, rows[fits], features[fits], occupants.fingerprints[fits])
         return rows
 
     def _reset_rows(
@@ -207,7 +207,7 @@ class EmbeddingTables:
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
+        """Reads a batch's distinct rows, also from other members, and when learning the optimizer's state for them.
 
         There may be plans for the first tables alone; then no other one is read or changed.
         """
@@ -220,7 +220,7 @@ class EmbeddingTables:
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``.
+        """Sums gradients and curvatures of ``gathered.rows`` over the group; returns the sums for ``gathered.held``.
 
         Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
         """

@@ -122,9 +122,9 @@ def _read_old(run_dir: Path) -> _Old:
         for layout in layouts:
             check_table(weights[f"rows/{layout.name}"], layout)
         for index, shape in enumerate(shapes.values()):
-            found = weights[name := f"dense/{index:03d}"].shape
-            if found != shape:
-                raise ValueError(f"{name} has the shape {list(found)}, not {list(shape)}")
+            stored = weights[name := f"dense/{index:03d}"].shape
+            if stored != shape:
+                raise ValueError(f"{name} has the shape {list(stored)}, not {list(shape)}")
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _mismatch(run_dir, error) from None
@@ -192,7 +192,7 @@ def _make(
 
 
 def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -> str:
-    """Says in a line that the rows to come have another share of positives than those before; empty where not."""
+    """Returns a warning if the rows to come have another share of positives than earlier rows, else ""."""
     intervals = next(seen["intervals"] for seen in state["consumed"] if not seen["log"])
     try:
         before = _positives(read_manifests(Path(state["log"]))[:intervals])
@@ -205,7 +205,7 @@ def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -
         return ""
     shares, both = (positives / rows, more / more_rows), (positives + more) / (rows + more_rows)
     noise = math.sqrt(both * (1 - both) * (1 / rows + 1 / more_rows))
-    odds = sorted((own + 1) / (all_rows - own + 1) for all_rows, own in (before, after))
+    odds = sorted((count + 1) / (all_rows - count + 1) for all_rows, count in (before, after))
     if abs(shares[1] - shares[0]) <= 5 * noise or odds[1] <= _OTHER_ODDS * odds[0]:
         return ""
     return (
@@ -219,7 +219,7 @@ def _positives(manifests: Sequence[Manifest]) -> tuple[int, int]:
 
 
 def table_text(content: Mapping[str, Any]) -> str:
-    """Formats the content of init_from.json in lines; what has the same fate for the same reason shares one."""
+    """Formats init_from.json in lines; parts with the same outcome for the same reason share one."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"

@@ -59,18 +59,18 @@ class Side:
         }
 
     def meaning(self, feature: FeatureRows) -> dict[str, Any]:
-        """Returns how the features of the log are defined whose ids a feature has; empty where one is missing."""
+        """Returns the definitions of the log's features whose ids a feature has; empty if one is missing."""
         meanings = feature_meanings(self.schema)
-        known = [meanings.get(name) for name in feature.of or (feature.name,)]
-        if any(one is None for one in known):
+        definitions = [meanings.get(name) for name in feature.of or (feature.name,)]
+        if any(definition is None for definition in definitions):
             return {}
-        return known[0] or {} if len(known) == 1 else {"of": known}
+        return definitions[0] or {} if len(definitions) == 1 else {"of": definitions}
 
     def network_inputs(self) -> dict[str, Any]:
-        """Returns what decides the meaning of dense weights, beside their names and shapes."""
-        model, own = self.config.model, self.config.model.table_layouts(self.schema, 1)
+        """Returns the settings that decide the meaning of dense weights, beside their names and shapes."""
+        model, layouts = self.config.model, self.config.model.table_layouts(self.schema, 1)
         return {
-            "embeddings": tower_columns(own, model.factorized is not None),
+            "embeddings": tower_columns(layouts, model.factorized is not None),
             "model.experts": has_linear_inside(model),
             "model.network": model.network,
         }
@@ -99,7 +99,7 @@ def take_state(
 def _take_ids(
     state: TrainState, new: Side, old: Side, old_arrays: Arrays
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Gives ids of features that both runs have slots in the new run's maps, with what is known of their use.
+    """Gives ids of shared features slots in the new run's maps, with their usage statistics.
 
     Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
     """
@@ -160,7 +160,7 @@ def _take_rows(
         for group in () if differing else optimizer.feature_state:
             number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
-    left = (name for name, (*_, one) in old_features.items() if name not in features and not one.of)
+    left = (name for name, (*_, removed) in old_features.items() if name not in features and not removed.of)
     lines += [Line("feature", name, "left", "") for name in left]
     return [*lines, Line("optimizer", "embeddings", "fresh" if differing else "taken", "; ".join(differing))]
 
@@ -175,7 +175,7 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
         if name in before:
             why = differing_keys(old_meanings[name], meanings[name])
         if not why:
-            columns, old_columns = (slice(one.first, one.first + one.size) for one in (numbers, before[name]))
+            columns, old_columns = (slice(n.first, n.first + n.size) for n in (numbers, before[name]))
             for group in (STATISTICS, APART):
                 arrays[group][:, columns] = old_arrays[group][:, old_columns]
         lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
@@ -217,15 +217,15 @@ def _take_dense(
         names = optimizer_names
         if new.config.preconditions != old.config.preconditions:
             # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
-            own = {name: array.shape for name, array in old_arrays.items()}
-            names = [name for name in names if own.get(name) == arrays[name].shape]
+            shapes = {name: array.shape for name, array in old_arrays.items()}
+            names = [name for name in names if shapes.get(name) == arrays[name].shape]
         for name in names:
             arrays[name][...] = old_arrays[name]
     return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
 
 
 def take_combination(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
-    """Copies what combines experts, and their biases, with the information that these were fitted with."""
+    """Copies the experts' combination weights and biases, with the information that these were fitted with."""
     for name, array in arrays.items():
         is_fitted = name.startswith(("experts/", "newton/")) and name in old_arrays
         if is_fitted and old_arrays[name].shape == array.shape:
@@ -233,7 +233,7 @@ def take_combination(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
 
 
 def _take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Line]:
-    """Copies the dual variables, and what is remembered of the slices, of families that are defined alike."""
+    """Copies the dual variables and slice statistics of families that are defined alike."""
     families, old_families = _families(new), _families(old)
     lines = []
     for name, family in families.items():
@@ -248,7 +248,7 @@ def _take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, o
 
 
 def _families(side: Side) -> dict[str, dict[str, Any]]:
-    """Returns by name what decides which slice an example is in; not how fast its dual variable learns."""
+    """Returns the definition of each family's slices by name, without its learning rate."""
     constraints = side.config.objective.bias_constraints
     meanings = feature_meanings(side.schema)
     families: tuple[SliceConfig, ...] = () if constraints is None else constraints.families
@@ -268,7 +268,7 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
 def take_ramps(
     new: Side, old: Side, trained: int, before: Mapping[str, int], lines: list[Line]
 ) -> tuple[list[Line], dict[str, int]]:
-    """Lets ramps and schedules that both runs have go on where they stood, unless what they ramp begins fresh.
+    """Continues the ramps and schedules that both runs have, unless their weights or terms begin fresh.
 
     ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns lines, and
     how many examples each of those that go on has had.
