@@ -122,8 +122,8 @@ class Bar:
         self._bar.unpause()
 
     def __call__(self, position: int, metrics: Mapping[str, Any] | None = None) -> None:
-        known = {key: value for key, value in (metrics or {}).items() if value is not None}
-        shown = [f"{name} {known[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in known]
+        values = {key: value for key, value in (metrics or {}).items() if value is not None}
+        shown = [f"{name} {values[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in values]
         is_first, self._is_late = self._is_late, False
         if is_first:
             # A compilation, and what a resumed run had passed before, say nothing about the rate.

@@ -25,7 +25,7 @@ report {out}/student {out}/default {out}/logistic --out {out}/report.html
 def check_demo_folder(out: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of ``ctr demo``."""
     # The log is what it makes first.
-    check_output_folder(out, "a demo", lambda found: (found / "simulated").is_dir())
+    check_output_folder(out, "a demo", lambda path: (path / "simulated").is_dir())
 
 
 def demo_commands(out: Path, examples: int) -> list[list[str]]:

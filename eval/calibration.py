@@ -80,9 +80,9 @@ class SliceCalibration:
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)
-        check_same_length(slice_ids=checked, rows=rows.kept)
-        places, distinct = pd.factorize(checked[rows.kept])
-        slices = self._number(distinct)[places]
+        check_same_length(slice_ids=checked, rows=rows.has_weight)
+        indices, distinct = pd.factorize(checked[rows.has_weight])
+        slices = self._number(distinct)[indices]
         self._cells.add(slices * BUCKETS + rows.bucket, (*_terms(rows), rows.weight * rows.loss))
         bins = np.clip((rows.logit + _BIN_LIMIT) * _BINS_PER_LOGIT, 0, BUCKETS - 1).astype(np.int64)
         self._bins.add(
@@ -92,9 +92,9 @@ class SliceCalibration:
 
     def merge(self, other: Self) -> None:
         numbers = self._number(np.fromiter(other._numbers, np.int64, len(other._numbers)))
-        for own, table in ((self._cells, other._cells), (self._bins, other._bins)):
+        for target, table in ((self._cells, other._cells), (self._bins, other._bins)):
             keys, sums = table.items()
-            own.add(_renumbered(keys, numbers), sums)
+            target.add(_renumbered(keys, numbers), sums)
 
     def clear(self) -> None:
         self._numbers = {}
@@ -103,8 +103,8 @@ class SliceCalibration:
 
     def _number(self, ids: IntArray) -> IntArray:
         """Numbers of distinct ids [S]; new ones get the next."""
-        known = self._numbers
-        return np.fromiter((known.setdefault(one, len(known)) for one in ids.tolist()), np.int64, len(ids))
+        table = self._numbers
+        return np.fromiter((table.setdefault(key, len(table)) for key in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
         """Ids [S], ascending; for cells and bins the keys, ascending, by the ids' places, and their sums."""
@@ -129,13 +129,13 @@ class SliceCalibration:
         import pandas as pd
 
         ids, ((keys, sums), bins) = self._ordered()
-        place = keys // BUCKETS
+        slice_index = keys // BUCKETS
         parts = []
         for start in range(0, max(len(ids), 1), _SLICES_AT_ONCE):
             part = ids[start : start + _SLICES_AT_ONCE]
-            cells = slice(*np.searchsorted(place, [start, start + len(part)]))
+            cells = slice(*np.searchsorted(slice_index, [start, start + len(part)]))
             dense = np.zeros((BUCKETS, len(part), _CELL_SUMS))
-            dense[keys[cells] % BUCKETS, place[cells] - start] = sums[:, cells].T
+            dense[keys[cells] % BUCKETS, slice_index[cells] - start] = sums[:, cells].T
             table = _bias_table(part, dense[..., :3])
             clicks, logloss = _ratio_estimate(dense), _mean_estimate(dense[..., 3], dense[..., 0])
             for name, estimate, (low, high) in (
@@ -148,12 +148,12 @@ class SliceCalibration:
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
         """Weight, bias, bias over mean prediction of slices 0 to `count` - 1; without rows 0, NaN, NaN."""
-        known, ((keys, sums), _) = self._ordered()
-        ids = known[keys // BUCKETS]
-        kept = (ids >= 0) & (ids < count)
+        all_ids, ((keys, sums), _) = self._ordered()
+        ids = all_ids[keys // BUCKETS]
+        inside = (ids >= 0) & (ids < count)
         dense = np.zeros((BUCKETS, count, 3))
-        dense[keys[kept] % BUCKETS, ids[kept]] = sums[:3, kept].T
-        label, prediction = (_mean_estimate(dense[..., place], dense[..., 0]) for place in (1, 2))
+        dense[keys[inside] % BUCKETS, ids[inside]] = sums[:3, inside].T
+        label, prediction = (_mean_estimate(dense[..., column], dense[..., 0]) for column in (1, 2))
         bias = _bias_estimate(dense)
         return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
@@ -181,11 +181,11 @@ class SliceCalibration:
             raise ValueError("SliceCalibration.id must be int64 [S], ascending")
         state = cls()
         state._number(ids)
-        for own, (key, sums) in zip((state._cells, state._bins), tables, strict=True):
-            places = key // BUCKETS
-            if ((places < 0) | (places >= len(ids))).any():
+        for target, (key, sums) in zip((state._cells, state._bins), tables, strict=True):
+            indices = key // BUCKETS
+            if ((indices < 0) | (indices >= len(ids))).any():
                 raise ValueError("SliceCalibration: a key is of no slice")
-            own.add(key, sums)
+            target.add(key, sums)
         return state
 
 
@@ -199,11 +199,11 @@ def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
     """AUC of each slice [S], by the sums [2, D] of the keys [D], ascending; NaN where a class is absent."""
     auc = np.full(slices, np.nan)
     bounds = np.searchsorted(keys // BUCKETS, np.arange(slices + 1))
-    for place, (begin, end) in enumerate(pairwise(bounds)):
+    for index, (begin, end) in enumerate(pairwise(bounds)):
         negative, positive = sums[:, begin:end]
         if negative.sum() > 0 and positive.sum() > 0:
             below = np.cumsum(negative) - negative / 2
-            auc[place] = (positive @ below) / (negative.sum() * positive.sum())
+            auc[index] = (positive @ below) / (negative.sum() * positive.sum())
     return auc
 
 
@@ -332,16 +332,16 @@ class KeyedSums:
         """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
         import pandas as pd
 
-        place, distinct = pd.factorize(keys)
-        added = np.array([np.bincount(place, column, len(distinct)) for column in values])
+        index, distinct = pd.factorize(keys)
+        added = np.array([np.bincount(index, column, len(distinct)) for column in values])
         # Ascending, because a sorted search goes through a large table several times faster.
         order = np.argsort(distinct)
         keys, added = distinct[order], added[:, order]
-        for known_keys, known_sums in (self._main, self._recent):
-            where, known = _find(known_keys, keys)
-            for known_column, column in zip(known_sums, added, strict=True):
-                known_column[where[known]] += column[known]
-            keys, added = keys[~known], added[:, ~known]
+        for table_keys, table_sums in (self._main, self._recent):
+            where, matched = _find(table_keys, keys)
+            for table_column, column in zip(table_sums, added, strict=True):
+                table_column[where[matched]] += column[matched]
+            keys, added = keys[~matched], added[:, ~matched]
         if len(keys):
             self._recent = _inserted(self._recent, keys, added)
             if len(self._recent[0]) > max(_SMALLEST_MERGE, len(self._main[0]) // 8):
@@ -357,17 +357,17 @@ def _empty(width: int) -> tuple[IntArray, FloatArray]:
     return np.empty(0, np.int64), np.empty((width, 0))
 
 
-def _find(known: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
+def _find(table: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
     """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
-    place = np.searchsorted(known, keys)
-    inside = place < len(known)
-    found = np.zeros(len(keys), dtype=np.bool_)
-    found[inside] = known[place[inside]] == keys[inside]
-    return place, found
+    index = np.searchsorted(table, keys)
+    inside = index < len(table)
+    is_present = np.zeros(len(keys), dtype=np.bool_)
+    is_present[inside] = table[index[inside]] == keys[inside]
+    return index, is_present
 
 
 def _inserted(
     table: tuple[IntArray, FloatArray], keys: IntArray, sums: FloatArray
 ) -> tuple[IntArray, FloatArray]:
-    place = np.searchsorted(table[0], keys)
-    return np.insert(table[0], place, keys), np.insert(table[1], place, sums, axis=1)
+    index = np.searchsorted(table[0], keys)
+    return np.insert(table[0], index, keys), np.insert(table[1], index, sums, axis=1)

@@ -89,10 +89,10 @@ class Number:
 
     def map(self, function: Callable[[float], float]) -> "Number":
         """The number and its ends, each turned into another one by an increasing function."""
-        return Number(*(None if one is None else function(one) for one in (self.value, self.low, self.high)))
+        return Number(*(None if end is None else function(end) for end in (self.value, self.low, self.high)))
 
     def times(self, factor: float) -> "Number":
-        return self.map(lambda one: factor * one)
+        return self.map(lambda end: factor * end)
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:
@@ -136,9 +136,9 @@ def percent(share: float) -> str:
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
 
 
-def fingerprint(one: int) -> str:
+def fingerprint(identifier: int) -> str:
     """Id that is a fingerprint: its 64 bits as hexadecimal digits."""
-    return f"0x{one % 2**64:016x}"
+    return f"0x{identifier % 2**64:016x}"
 
 
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:

@@ -61,7 +61,7 @@ def importance_of(arrays: Arrays) -> Importance:
     parts = [name.split("/", 1) for name in arrays if "/" in name]
     if arrays["rows"].shape != (count,):
         raise ValueError(f"rows must hold {count} numbers")
-    for name in ("weight", "loss", *("/".join(one) for one in parts)):
+    for name in ("weight", "loss", *("/".join(part) for part in parts)):
         array = arrays[name]
         if array.shape != (count, BUCKETS) or array.dtype.kind != "f" or not np.isfinite(array).all():
             raise ValueError(f"{name} must hold finite numbers, [{count}, {BUCKETS}]")
@@ -74,7 +74,7 @@ def importance_of(arrays: Arrays) -> Importance:
         of_row, of_loss = (_ratio(increase, whole, weight > 0).number() for whole in (weight, loss))
         features.append(FeatureImportance(name, way == SHUFFLED, of_row, of_loss))
     # Stable: of equal importance the first one of the log.
-    features.sort(key=lambda one: -(one.increase.value or 0.0))
+    features.sort(key=lambda feature: -(feature.increase.value or 0.0))
     return Importance(int(arrays["rows"].sum()), count, tuple(features))
 
 

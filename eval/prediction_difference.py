@@ -171,11 +171,11 @@ def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
     """Middle of the recorded span of query time within ``between``, microseconds; None without predictions."""
     times: list[int] = []
     parts = prediction_parts(run)
-    for order, place in ((parts, 0), (parts[::-1], -1)):
+    for order, index in ((parts, 0), (parts[::-1], -1)):
         for path in order:
             column = read_predictions(path, ["query_time"])["query_time"].to_numpy()
             if len(column):
-                times.append(int(column[place]))
+                times.append(int(column[index]))
                 break
     if not times:
         return None

@@ -195,9 +195,9 @@ class ProgressiveMetrics:
             **{_SLICES + name: state for name, state in self.slices.items()},
         }
 
-    def _check_slices(self, given: Mapping[str, object]) -> None:
-        if set(given) != set(self.slices):
-            raise ValueError(f"slices must be {sorted(self.slices)}, got {sorted(given)}")
+    def _check_slices(self, slices: Mapping[str, object]) -> None:
+        if set(slices) != set(self.slices):
+            raise ValueError(f"slices must be {sorted(self.slices)}, got {sorted(slices)}")
 
 
 def _heaviest(state: SliceCalibration) -> dict[str, Any]:

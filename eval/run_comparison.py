@@ -110,12 +110,12 @@ class RunComparison:
             line = run.metrics.line()
             rows += [row(key, Number(line[key], *line[f"{key}_ci95"]), run=name) for key in COMPARED]
             rows += [row(key, run.number(key), run=name) for key in COSTS]
-        for metric, one in self.metrics.iterrows():
-            ends = (float(one[key]) for key in ("difference", "ci95_low", "ci95_high"))
+        for metric, values in self.metrics.iterrows():
+            ends = (float(values[key]) for key in ("difference", "ci95_low", "ci95_high"))
             rows.append(row(f"{metric}_difference", Number(*ends)))
-            rows.append(row(f"{metric}_change_percent", float(one["relative_percent"])))
-            if not one["no_interval"]:
-                rows.append(row(f"{metric}_significant", float(one["significant"])))
+            rows.append(row(f"{metric}_change_percent", float(values["relative_percent"])))
+            if not values["no_interval"]:
+                rows.append(row(f"{metric}_significant", float(values["significant"])))
         for key, cost in self.costs.items():
             if cost.ratio is not None:
                 rows.append(row(f"{key}_ratio", Number(cost.ratio, *(cost.span or (None, None)))))
@@ -127,7 +127,7 @@ class RunComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything, ready for JSON; None where undefined."""
-        reasons = {str(metric): one for metric, one in self.metrics["no_interval"].items()}
+        reasons = {str(metric): reason for metric, reason in self.metrics["no_interval"].items()}
         reasons["prediction_difference"] = self.no_predictions
         return {
             "baseline": "a",
@@ -153,7 +153,7 @@ class RunComparison:
             f"log {self.run_a.log_sha256[:12]}",
             "",
             *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
-            *display.no_interval_lines({str(name): one for name, one in self.metrics["no_interval"].items()}),
+            *display.no_interval_lines({str(name): why for name, why in self.metrics["no_interval"].items()}),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),

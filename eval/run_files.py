@@ -112,7 +112,7 @@ def read_windows(folder: Path) -> pd.DataFrame:
     path = folder / "metrics.jsonl"
     lines = pd.DataFrame([line for _, line in _json_lines(path)], columns=[*_WINDOW_COLUMNS, "auc_ci95"])
     try:
-        ends = [(None, None) if one is None or one != one else one for one in lines.pop("auc_ci95").tolist()]
+        ends = [(None, None) if ci is None or ci != ci else ci for ci in lines.pop("auc_ci95").tolist()]
         lines[["auc_low", "auc_high"]] = np.array(ends, np.float64).reshape(len(lines), 2)
         return lines.astype(_WINDOW_COLUMNS)
     except (TypeError, ValueError, OverflowError) as error:
@@ -204,11 +204,11 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     Raises InputError where a folder is given twice.
     """
     parts = [folder.resolve().parts for folder in folders]
-    for index, own in enumerate(parts):
-        if own in parts[:index]:
+    for index, path_parts in enumerate(parts):
+        if path_parts in parts[:index]:
             raise InputError(f"{folders[index]}: given twice; allowed: each run once")
     for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(own[-length:]) for own in parts]
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]

@@ -50,9 +50,9 @@ class Timeline:
 
     def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
         """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
-        place = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
+        row = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
-        self.windows = np.concatenate([self.windows, place])
+        self.windows = np.concatenate([self.windows, row])
         self.sums = np.concatenate([self.sums, _grouped(window)[np.newaxis]])
         if goes_on:
             self._join(np.arange(len(self) - 1))

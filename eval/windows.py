@@ -151,8 +151,8 @@ class Sums:
             return None
         arrays = ProgressiveMetrics().to_arrays()
         for path, (axes, names) in _AXES.items():
-            found = self._array(part, path, arrays[path].shape, axes, names)
-            arrays[path] = found.astype(arrays[path].dtype)
+            array = self._array(part, path, arrays[path].shape, axes, names)
+            arrays[path] = array.astype(arrays[path].dtype)
         metrics = ProgressiveMetrics.from_arrays(arrays)
         metrics.slices.update(self.slices(part))
         return metrics
@@ -175,7 +175,7 @@ class Sums:
             for key, sums, axis, metrics in _SLICE:
                 rows = [self._rows(part, f"slice/{metric}/{axis}", name) for metric in metrics]
                 arrays[key] = np.searchsorted(arrays["id"], rows[0]["id"]) * BUCKETS + rows[0][axis]
-                arrays[sums] = np.stack([one["value"] for one in rows]).astype(np.float64)
+                arrays[sums] = np.stack([table["value"] for table in rows]).astype(np.float64)
             states[name] = SliceCalibration.from_arrays(arrays)
         return states
 

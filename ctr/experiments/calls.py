@@ -85,7 +85,7 @@ class Call:
         absent = "its results are not in the directory of the experiment"
         if self.sidecar is not None:
             sidecar = sidecar_folder(folders.log, self.sidecar)
-            is_whole = all((sidecar / f"{one.name}.json").is_file() for one in folders.manifests)
+            is_whole = all((sidecar / f"{manifest.name}.json").is_file() for manifest in folders.manifests)
             return "" if is_whole else absent
         assert isinstance(self.config, TrainConfig)
         summary = folders.read(self.folder, "summary.json")

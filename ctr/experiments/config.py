@@ -167,12 +167,12 @@ class ExperimentConfig(StrictModel):
         if SEED in self.retrain:
             raise ValueError(f"retrain.{SEED}: this name is reserved for pairs of seeds, which every arm has")
         arms = (BASELINE, *self.arms)
-        for key, one in (
+        for key, entry in (
             ("baseline", self.baseline),
             *((f"arms.{name}", arm) for name, arm in self.arms.items()),
         ):
-            _check_name(f"{key}.teacher", one.teacher, self.teachers)
-            _check_name(f"{key}.sampling", one.sampling, self.samplings)
+            _check_name(f"{key}.teacher", entry.teacher, self.teachers)
+            _check_name(f"{key}.sampling", entry.sampling, self.samplings)
         for name, arm in self.arms.items():
             for kind in arm.retrain or ():
                 _check_name(f"arms.{name}.retrain", kind, self.retrain)
@@ -189,9 +189,9 @@ class ExperimentConfig(StrictModel):
         return self
 
 
-def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
-    if name is not None and name not in known:
-        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
+def _check_name(key: str, name: str | None, allowed: Iterable[str]) -> None:
+    if name is not None and name not in allowed:
+        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(allowed) or 'none is defined'}")
 
 
 _ALIKE: dict[str, Any] = {"metrics": {"importance_rows": 0}}

@@ -63,11 +63,11 @@ def measure(
         for name, model in models.items():
             turns |= {f"step {name}": model.seconds, f"inference {name}": model.scoring_seconds}
         seconds = take_turns(turns, rounds)
-        for turn, own in seconds.items():
+        for turn, times in seconds.items():
             kind, name = turn.split(" ", 1)
             costs[name] |= {
-                f"{kind}_ms": 1000 * float(np.median(own)),
-                f"{kind}_ratio": ratio_quartiles(own, seconds[f"{kind} {base}"]),
+                f"{kind}_ms": 1000 * float(np.median(times)),
+                f"{kind}_ratio": ratio_quartiles(times, seconds[f"{kind} {base}"]),
             }
     return costs
 

@@ -209,8 +209,8 @@ class _Checker:
         constraints = inputs.config.objective.bias_constraints
         pairs = zip(constraints.families, inputs.families, strict=True) if constraints is not None else ()
         families = [
-            PlannedFamily(name=one.name, log=one.log, slices=slice_names(one, family))
-            for one, family in pairs
+            PlannedFamily(name=entry.name, log=entry.log, slices=slice_names(entry, family))
+            for entry, family in pairs
             if family.slices <= SLICES_MEASURED
         ]
         return config.model_copy(update={"model": inputs.config.model}), families
@@ -235,7 +235,7 @@ def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Ma
         raise InputError(f"{where}: record_predictions: false is not allowed: scored reads predictions")
     times = config.time_range
     begin, end = max(scored.start_us, times.start_us), min(scored.end_us, times.end_us)
-    if not any(one.rows and max(one.start, begin) < min(one.end, end) for one in manifests):
+    if not any(part.rows and max(part.start, begin) < min(part.end, end) for part in manifests):
         raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
 
 
@@ -244,17 +244,17 @@ def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedAr
     sizes: dict[str, int] = {}
     for family in (family for arm in arms if arm.of is None for family in arm.families):
         sizes[family.name] = max(sizes.get(family.name, 0), len(family.slices))
-    for name, one in shown.items():
-        if one.family not in sizes:
-            known = ", ".join(sizes) or "none is measured by any arm"
+    for name, shown_slice in shown.items():
+        if shown_slice.family not in sizes:
+            names = ", ".join(sizes) or "none is measured by any arm"
             raise InputError(
-                f"{where}: slices.{name}.family: there is no {one.family} of at most {SLICES_MEASURED} slices; "
-                f"allowed: {known}"
+                f"{where}: slices.{name}.family: there is no {shown_slice.family} of at most {SLICES_MEASURED} slices; "
+                f"allowed: {names}"
             )
-        if one.index >= sizes[one.family]:
+        if shown_slice.index >= sizes[shown_slice.family]:
             raise InputError(
-                f"{where}: slices.{name}.index: {one.index} is not allowed; the family {one.family} has "
-                f"the slices 0 to {sizes[one.family] - 1}"
+                f"{where}: slices.{name}.index: {shown_slice.index} is not allowed; the family "
+                f"{shown_slice.family} has the slices 0 to {sizes[shown_slice.family] - 1}"
             )
 
 

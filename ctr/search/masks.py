@@ -39,9 +39,9 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         units: for each deep layer the widths that it may have, 0 for none.
     """
     sources: list[tuple[int, ...]] = [()]
-    for place, own in enumerate(units):
+    for layer, widths in enumerate(units):
         # The next one reads what this one would read, where this one is absent.
-        sources.append((place, *sources[-1]) if 0 in own else ())
+        sources.append((layer, *sources[-1]) if 0 in widths else ())
     return tuple(sources)
 
 
@@ -74,22 +74,22 @@ def _tower_masks(candidate: Shape, name: str, tower: Tower, units: Sequence[int]
     masks = {}
     for number in range(tower.crosses):
         first, last = ("u", "v") if tower.cross_rank else ("w", "w")
-        kept = number < candidate.crosses and (candidate.cross_rank if tower.cross_rank else 1)
-        columns = _first(tower.cross_rank or 1, kept)
+        count = number < candidate.crosses and (candidate.cross_rank if tower.cross_rank else 1)
+        columns = _first(tower.cross_rank or 1, count)
         masks[f"columns/{name}/cross_{number}/{first}"] = columns
         masks[f"columns/{name}/cross_{number}/{last}_bias"] = columns[:1]
-    for place, (width, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
-        layer, own = f"{name}/deep_{place}", _first(width, units[place])
-        columns = _first(rank, candidate.deep_ranks[place]) if rank else own
-        masks |= _reading_masks(name, tower, units, place, f"{layer}/{'u' if rank else 'w'}", columns)
+    for index, (width, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
+        layer, outputs = f"{name}/deep_{index}", _first(width, units[index])
+        columns = _first(rank, candidate.deep_ranks[index]) if rank else outputs
+        masks |= _reading_masks(name, tower, units, index, f"{layer}/{'u' if rank else 'w'}", columns)
         if rank:
-            masks[f"columns/{layer}/v"] = own
-        masks[f"columns/{layer}/{'v' if rank else 'w'}_bias"] = own
+            masks[f"columns/{layer}/v"] = outputs
+        masks[f"columns/{layer}/{'v' if rank else 'w'}_bias"] = outputs
     return masks
 
 
 def _reading_masks(
-    name: str, tower: Tower, units: Sequence[int], place: int, matrix: str, columns: np.ndarray
+    name: str, tower: Tower, units: Sequence[int], layer: int, matrix: str, columns: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The masks of the matrices by which a deep layer, or the head, reads others, of which one is there.
 
@@ -100,31 +100,31 @@ def _reading_masks(
         matrix: the name of that by which it reads the layer before it.
         columns: the mask of its columns.
     """
-    reader = "head" if place == len(units) else f"deep_{place}"
-    matrices = {place: matrix, **{at: f"{name}/{reader}_from_{at}" for at in tower.sources[place]}}
-    present = place
+    reader = "head" if layer == len(units) else f"deep_{layer}"
+    matrices = {layer: matrix, **{at: f"{name}/{reader}_from_{at}" for at in tower.sources[layer]}}
+    present = layer
     while len(matrices) > 1 and present and not units[present - 1]:
         present -= 1
     masks = {}
-    for source, own in matrices.items():
-        masks[f"columns/{own}"] = columns * (source == present)
+    for source, weight in matrices.items():
+        masks[f"columns/{weight}"] = columns * (source == present)
         if source:
-            masks[f"rows/{own}"] = _first(tower.units[source - 1], units[source - 1])[:, np.newaxis]
+            masks[f"rows/{weight}"] = _first(tower.units[source - 1], units[source - 1])[:, np.newaxis]
     return masks
 
 
-def _first(size: int, kept: int) -> np.ndarray:
-    return np.arange(size) < kept
+def _first(size: int, count: int) -> np.ndarray:
+    return np.arange(size) < count
 
 
 def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The weights of a candidate: those of the largest network times their masks."""
-    found = dict(weights)
+    masked = dict(weights)
     for name, weight in weights.items():
-        own = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
-        if own:
-            found[name] = weight * math.prod(own)
-    return found
+        factors = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
+        if factors:
+            masked[name] = weight * math.prod(factors)
+    return masked
 
 
 @own_gradient

@@ -70,12 +70,12 @@ def check_files(model: Path, metadata: dict[str, Any]) -> None:
     recorded = metadata["files"]
     if not isinstance(recorded, dict):
         raise InputError(f"{model / EXTRA / FILE}: files does not map names to hashes: the file was changed")
-    found = hash_files(model)
+    hashes = hash_files(model)
     for name, digest in recorded.items():
-        if found.get(name) != digest:
-            problem = "missing" if name not in found else "damaged: it does not have the recorded SHA-256"
+        if hashes.get(name) != digest:
+            problem = "missing" if name not in hashes else "damaged: it does not have the recorded SHA-256"
             raise InputError(f"{model / name}: {problem}; export the model again")
-    for name in found.keys() - recorded.keys():
+    for name in hashes.keys() - recorded.keys():
         raise InputError(f"{model / name}: is not among the files that {EXTRA}/{FILE} records: delete it")
 
 

@@ -175,8 +175,8 @@ class FunctionInputs:
         self, name: str, described: Mapping[str, Mapping[str, Any]], separators: Mapping[str, str | None]
     ) -> None:
         self._name, self._separators = name, separators
-        self.columns: dict[str, str] = {key: one["column"] for key, one in described.items()}
-        self.dtypes: dict[str, str] = {key: one["dtype"] for key, one in described.items()}
+        self.columns: dict[str, str] = {key: column["column"] for key, column in described.items()}
+        self.dtypes: dict[str, str] = {key: column["dtype"] for key, column in described.items()}
 
     def read(self, features: Mapping[str, Any]) -> dict[str, Texts | np.ndarray]:
         """Converts the columns that the function takes to lists of texts, float32 and int64 arrays.

@@ -96,11 +96,11 @@ class Scorer:
             return self._call("ui", columns)["U"]
         keys = list(zip(*(_hashable(column) for column in columns.values()), strict=True))
 
-        def compute(places: list[int]) -> np.ndarray:
+        def compute(indices: list[int]) -> np.ndarray:
             some = {
-                source: column[places]
+                source: column[indices]
                 if isinstance(column, np.ndarray)
-                else [column[place] for place in places]
+                else [column[index] for index in indices]
                 for source, column in columns.items()
             }
             return self._call("ui", some)["U"]
@@ -202,9 +202,9 @@ class RowCache:
         return rows
 
     def _new_place(self, key: Hashable) -> int:
-        place = len(self._places)
-        if place == self._capacity:
-            place, oldest = self._keys.popitem(last=False)
+        index = len(self._places)
+        if index == self._capacity:
+            index, oldest = self._keys.popitem(last=False)
             del self._places[oldest]
-        self._places[key], self._keys[place] = place, key
-        return place
+        self._places[key], self._keys[index] = index, key
+        return index

@@ -66,11 +66,11 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
     """Counts the words of each query that are in the ad's text, [N]."""
     words, text = queries.words[query], ads.words[ad]
     common = np.zeros(len(query), np.int64)
-    for place in range(words.shape[1]):
-        found = np.zeros(len(query), bool)
+    for index in range(words.shape[1]):
+        is_common = np.zeros(len(query), bool)
         for other in range(text.shape[1]):
-            found |= words[:, place] == text[:, other]
-        common += found
+            is_common |= words[:, index] == text[:, other]
+        common += is_common
     return common
 
 
@@ -79,9 +79,9 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
-    known = queries.words != NO_WORD
-    words = np.where(known[:, :, None], world.word_taste[queries.words], 0).sum(axis=1)
-    subject = words / np.maximum(known.sum(axis=1), 1)[:, None]
+    is_word = queries.words != NO_WORD
+    words = np.where(is_word[:, :, None], world.word_taste[queries.words], 0).sum(axis=1)
+    subject = words / np.maximum(is_word.sum(axis=1), 1)[:, None]
     phase = 2 * np.pi * (queries.hour[query] - world.topic_peak[topic]) / 24
     return (
         world.intercept
@@ -161,19 +161,19 @@ def run_auction(
     is_worth = bid * predicted >= config.reserve
     wanted = np.where(queries.randomized[:, None], position <= drawn[:, None], is_worth)
     shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
-    query, place = np.nonzero(shown)
+    query, slot = np.nonzero(shown)
     following = np.zeros(order.shape)
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
     # Without a reserve also what is worth nothing is shown, for nothing.
     price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
-    placed = _placed(ads, ranked, (query, place), position)
+    placed = _placed(ads, ranked, (query, slot), position)
     return Impressions(
         **vars(placed),
-        mind=ranked.mind[query, place],
-        predicted=predicted[query, place],
-        price=price[query, place].astype(np.float32),
+        mind=ranked.mind[query, slot],
+        predicted=predicted[query, slot],
+        price=price[query, slot].astype(np.float32),
     )
 
 

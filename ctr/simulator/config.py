@@ -171,7 +171,7 @@ def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
 
 def check_events_folder(folder: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of raw events of the simulator."""
-    check_output_folder(folder, "events of ctr simulate", lambda found: (found / EVENTS_FILE).is_file())
+    check_output_folder(folder, "events of ctr simulate", lambda path: (path / EVENTS_FILE).is_file())
 
 
 def check_world(log: Path) -> Path:

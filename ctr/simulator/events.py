@@ -46,10 +46,10 @@ class EventFiles:
         self._delivered = dict.fromkeys(KINDS, 0)
         self._files = 0
 
-    def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
+    def add(self, served: Served, rows: pa.Table, indices: np.ndarray) -> None:
         """Adds the events of queries in the order of the log, of its ``rows`` those ``kept``; writes complete hours."""
-        impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
-        clicked = rows.column("label").to_numpy()[kept] > 0
+        impressions = _impressions(self._ids, served, rows).take(pa.array(indices))
+        clicked = rows.column("label").to_numpy()[indices] > 0
         numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))
         events = self._config.events
         self._waiting[_IMPRESSIONS].append(_deliver_impressions(events, impressions, (*numbers, 0)))
@@ -93,15 +93,15 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     path = folder / EVENTS_FILE
     check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):
-        found = load_model(SimulatorConfig, path, "events")
-        if found != config:
-            differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
+        existing = load_model(SimulatorConfig, path, "events")
+        if existing != config:
+            differences = differing_keys(existing.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(
                 f"{path}: these events are of another simulation: its {joined(differences)}; "
                 "use another output directory"
             )
-    for place in (folder, *(folder / kind for kind in KINDS)):
-        remove_temporaries(place)
+    for directory in (folder, *(folder / kind for kind in KINDS)):
+        remove_temporaries(directory)
 
 
 def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
@@ -116,8 +116,8 @@ def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
 
 def _deliver_impressions(config: EventsConfig, impressions: pa.Table, numbers: Sequence[int]) -> pa.Table:
     chance = _chances(numbers, len(impressions), 6)
-    kept = chance[:, 0] >= config.lost_share
-    return _deliver(config, impressions.filter(kept), chance[kept, 1:])
+    delivered = chance[:, 0] >= config.lost_share
+    return _deliver(config, impressions.filter(delivered), chance[delivered, 1:])
 
 
 def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[int]) -> pa.Table:

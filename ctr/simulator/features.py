@@ -45,7 +45,7 @@ SCHEMA = Schema(
         Category(
             name="position",
             source="position",
-            vocabulary=tuple(str(place) for place in range(1, MAX_SLOTS + 1)),
+            vocabulary=tuple(str(index) for index in range(1, MAX_SLOTS + 1)),
             tower="ui",
         ),
         Cross(name="format_device", of=("format", "device"), buckets=100, tower="ui"),

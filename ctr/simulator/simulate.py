@@ -108,9 +108,9 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):
         return
-    found = read_world(folder)
+    existing = read_world(folder)
     for name in WorldConfig.model_fields:
-        old, new = getattr(found, name), getattr(config, name)
+        old, new = getattr(existing, name), getattr(config, name)
         if old != new:
             raise InputError(
                 f"{path}: this log is of another world: its {name} is {old}, not {new}; use another output directory"
@@ -155,9 +155,9 @@ def publish_day(
         parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
         if events is not None:
             has = logged_queries(config, served.queries)[served.impressions.query]
-            kept = np.flatnonzero(has)[:left]
-            events.add(served, parts[-1][0], kept)
-            left = None if left is None else left - len(kept)
+            indices = np.flatnonzero(has)[:left]
+            events.add(served, parts[-1][0], indices)
+            left = None if left is None else left - len(indices)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
     in_log = None if config.randomized_in_log else pc.invert(drawn)

@@ -22,27 +22,27 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
     Families of bias constraints are no features: their slices may be of the run's predictions.
     """
     loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
-    found = {"the base rate": quotient(loss, entropy)}
+    baselines = {"the base rate": quotient(loss, entropy)}
     weight = metrics.logloss.class_weight.sum(axis=1)
     clicks, total = metrics.logloss.class_weight.sum(axis=0)[1], weight.sum()
     for feature, state in metrics.slices.items():
         arrays = state.to_arrays()
-        places, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
+        slices, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
         rows, clicked = arrays["sums"][:2]
         if feature.startswith("constraint:") or not total or not np.isclose(rows.sum(), total):
             # A family of bias constraints, or not all rows are in a slice.
             continue
-        others, others_clicked = (np.bincount(places, one)[places] - one for one in (rows, clicked))
+        others, others_clicked = (np.bincount(slices, sums)[slices] - sums for sums in (rows, clicked))
         rate = np.clip((others_clicked + clicks / total) / (others + 1), 1e-6, 1 - 1e-6)
         losses = -(clicked * np.log(rate) + (rows - clicked) * np.log1p(-rate))
         by_bucket = np.bincount(buckets, losses, BUCKETS).astype(np.float64)
-        found[f"base rate by {feature}"] = Estimate(
+        baselines[f"base rate by {feature}"] = Estimate(
             np.array(ratio(by_bucket.sum(), total)),
             ratio(all_but_one(by_bucket), all_but_one(weight)),
             weight > 0,
             "log",
         )
-    return found
+    return baselines
 
 
 def has_event_time(timeline: Timeline) -> bool:
@@ -85,9 +85,9 @@ def point_starts(examples: IntArray) -> IntArray:
     least = min(least, usual / 2) if usual >= _ENOUGH else least
     least = max(least, (each - 0.5) * usual) if each > 1 else least
     starts, held = [0], 0
-    for place, size in enumerate(examples.tolist()):
+    for window, size in enumerate(examples.tolist()):
         if held >= least:
-            starts.append(place)
+            starts.append(window)
             held = 0
         held += size
     # What is left at the end may be a few rows.

@@ -151,22 +151,22 @@ def courses(
     The frame holds the values and the inner half of their bands, but for unusually wide ones, and lies `within` what
     is possible; ``level`` is a line to compare with, drawn where it is near.
     """
-    known = [line for line in lines if np.isfinite(line.y).sum() > 1]
-    if not known:
+    shown = [line for line in lines if np.isfinite(line.y).sum() > 1]
+    if not shown:
         return None
-    framed = [line.y for line in known]
-    for line in known:
+    framed = [line.y for line in shown]
+    for line in shown:
         if line.low is not None and line.high is not None:
             framed += [(line.y + end) / 2 for end in _usual_ends(line.y, line.low, line.high, 2.0)]
     values = np.concatenate(framed)
     values = np.clip(values[np.isfinite(values)], *within)
-    is_time = known[0].x.dtype.kind == "M"
+    is_time = shown[0].x.dtype.kind == "M"
 
     def fill(axes: Axes) -> None:
-        for line in known:
+        for line in shown:
             color = line.color or color_of(line.look)
             if line.low is not None and line.high is not None:
-                band = 0.2 / math.sqrt(len(known))
+                band = 0.2 / math.sqrt(len(shown))
                 axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
             axes.plot(
                 line.x, line.y, color=color, linewidth=1.0 if line.is_dashed else 1.6,
@@ -183,11 +183,11 @@ def courses(
             axes.xaxis.set_major_formatter(FuncFormatter(thousands))
             axes.set_xlabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        if any(line.label for line in known):
-            axes.legend(loc="best", ncols=3 if len(known) > 3 else 1)
+        if any(line.label for line in shown):
+            axes.legend(loc="best", ncols=3 if len(shown) > 3 else 1)
 
     ends = "; ".join(f"from {line.y[np.isfinite(line.y)][0]:.4g} to {line.y[np.isfinite(line.y)][-1]:.4g}"
-                     for line in known[:6])  # fmt: skip
+                     for line in shown[:6])  # fmt: skip
     return draw(title, note, f"{title} over the pass: {ends}.", fill)
 
 
@@ -230,8 +230,8 @@ def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str],
 
     def fill(axes: Axes) -> None:
         for look, numbers in enumerate(runs):
-            y = np.array([place for place, name in enumerate(names) if name in numbers])
-            ends = [np.array([getattr(numbers[names[place]], end) for place in y], np.float64)
+            y = np.array([index for index, name in enumerate(names) if name in numbers])
+            ends = [np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
                     for end in ("value", "low", "high")]  # fmt: skip
             _draw_points(
                 axes, ends[0], y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(ends[1], ends[2])
@@ -264,15 +264,16 @@ def plane(
 
     def fill(axes: Axes) -> None:
         for line in joined:
-            ends = [points[place] for place in line]
-            axes.plot([one.x.value or 0.0 for one in ends], [one.y.value or 0.0 for one in ends],
+            ends = [points[index] for index in line]
+            axes.plot([point.x.value or 0.0 for point in ends], [point.y.value or 0.0 for point in ends],
                       color=color_of(ends[0].look), linewidth=1, alpha=0.6)  # fmt: skip
-        for one in points:
+        for point in points:
             spans = [
-                (np.array([end.low], np.float64), np.array([end.high], np.float64)) for end in (one.x, one.y)
+                (np.array([end.low], np.float64), np.array([end.high], np.float64))
+                for end in (point.x, point.y)
             ]
-            x, y = (np.array([end.value], np.float64) for end in (one.x, one.y))
-            _draw_points(axes, x, y, one.look, x_ends=spans[0], y_ends=spans[1])
+            x, y = (np.array([end.value], np.float64) for end in (point.x, point.y))
+            _draw_points(axes, x, y, point.look, x_ends=spans[0], y_ends=spans[1])
         if level is not None:
             axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (1, 2)))
         axes.axhline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
@@ -282,8 +283,8 @@ def plane(
             axis.set_major_locator(MaxNLocator(6))
         _write_names(axes, points)
 
-    named = [one for one in points if one.name]
-    words = "; ".join(f"{one.name}: {one.x.value:.4g}, {one.y.value:.4g}" for one in named[:8])
+    named = [point for point in points if point.name]
+    words = "; ".join(f"{point.name}: {point.x.value:.4g}, {point.y.value:.4g}" for point in named[:8])
     return draw(title, note, f"{title}. {words}.", fill, (5.2, 3.4), 0.75)
 
 
@@ -343,7 +344,7 @@ def _set_times(axes: Axes) -> None:
 def _write_names(axes: Axes, points: Sequence[Point]) -> None:
     """Writes a name beside each point, where it hides the fewest other names and points."""
     places = axes.transData.transform(
-        np.array([[float(one.x.value or 0), float(one.y.value or 0)] for one in points])
+        np.array([[float(point.x.value or 0), float(point.y.value or 0)] for point in points])
     )
     frame = axes.get_window_extent()
     # From the font's usual proportions: the text is laid out by whoever shows the picture.
@@ -361,7 +362,7 @@ def _write_names(axes: Axes, points: Sequence[Point]) -> None:
                 shared = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
                 hidden = float(np.prod(np.maximum(shared, 0), axis=1).sum())
                 tries.append((hidden + 1e6 * outside + distance, distance, across, up, box))
-        _, distance, across, up, box = min(tries, key=lambda one: one[0])
+        _, distance, across, up, box = min(tries, key=lambda candidate: candidate[0])
         boxes = np.vstack([boxes, box])
         axes.annotate(
             point.name, (float(point.x.value or 0), float(point.y.value or 0)), (across * distance, up * distance),

@@ -56,7 +56,7 @@ def render_page(context: PageContext) -> str:
         lstrip_blocks=True,
     )
     places = enumerate(context.marks)
-    marks = {name: (place % len(COLORS), SIGNS[place % len(SIGNS)]) for place, name in places}
+    marks = {name: (index % len(COLORS), SIGNS[index % len(SIGNS)]) for index, name in places}
     colors = {"colors": COLORS, "dark_colors": DARK_COLORS}
     return environment.get_template("page.html.j2").render({**vars(context), "marks": marks, **colors})
 

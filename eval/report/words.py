@@ -54,7 +54,7 @@ def _learned(summary: Mapping[str, Any]) -> str:
 def _used(importance: Importance | None) -> str:
     if importance is None or not importance.features:
         return ""
-    names = [one.name for one in importance.features if one.matters][:_FEATURES_NAMED]
+    names = [feature.name for feature in importance.features if feature.matters][:_FEATURES_NAMED]
     if not names:
         return "; no feature alone is certain to matter"
     if len(names) == 1:
@@ -64,7 +64,7 @@ def _used(importance: Importance | None) -> str:
 
 def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
     """Says how a run's logloss compares with the best of predictions that cost nothing."""
-    features = {name: one for name, one in baselines.items() if name != "the base rate"}
+    features = {name: baseline for name, baseline in baselines.items() if name != "the base rate"}
     if not features:
         return (
             "No base rate by a single feature stands beside it: the run was sliced by none (metrics.slices)."

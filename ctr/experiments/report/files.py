@@ -84,7 +84,7 @@ def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
         for teacher in plan.teachers
         if not (folder / teacher.folder / "summary.json").exists()
     }
-    files |= {f"sampling {one.name}": f"sampling-{glob.escape(one.name)}.txt" for one in plan.samplings}
+    files |= {f"sampling {item.name}": f"sampling-{glob.escape(item.name)}.txt" for item in plan.samplings}
     return {
         name: _last_line(path)
         for name, pattern in files.items()
