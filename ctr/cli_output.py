@@ -66,12 +66,12 @@ def set_verbosity(verbosity: int) -> None:
 
 
 def is_quiet() -> bool:
-    """Tells whether nothing but results and errors is to be printed."""
+    """Returns whether only results and errors are printed."""
     return not log.isEnabledFor(logging.WARNING)
 
 
 def note(text: str) -> None:
-    """Prints to standard error what is no result, unless it is to be quiet."""
+    """Prints a message to standard error, unless the command is quiet."""
     if not is_quiet():
         report("note", text=text)
         say(text, text)
@@ -151,7 +151,7 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows what is done instead of learning, at once; an empty word: nothing else."""
+        """Shows an activity other than learning at once; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)

@@ -120,7 +120,7 @@ def train(options: Options) -> None:
 
 
 def _with_skips(options: Options, config: Any, size: int, is_first: bool) -> Any:
-    """Returns the run's configuration with the ranges of ``--skip``; one that is given too has to agree with it."""
+    """Returns the run's configuration with the ranges of ``--skip``; a configuration file must agree with it."""
     from ctr.training.run.directory import add_skips, parse_skip, read_run_config
     from ctr.training.validate import validate
 
@@ -220,7 +220,7 @@ def _follow(options: Options, config: Any, worker: _Worker, begun: float) -> "Fo
 
 @contextmanager
 def _joined(options: Options, worker: _Worker) -> Iterator[dict[str, Any]]:
-    """Joins the other workers; yields what a run is to be given: these, and why to stop."""
+    """Joins the other workers; yields keywords of ``Process``: the workers, and the stop signal."""
     if worker is None:
         with stop_signals() as stop:
             yield {"stop": stop}

@@ -15,7 +15,7 @@ log = logging.getLogger("ctr")
 
 
 def load_tensorflow(keeps_loops: bool = False) -> None:
-    """Imports TensorFlow without the notices that it prints whatever the log level is, and without Keras.
+    """Imports TensorFlow without its notices, which ignore the log level, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
     TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.

@@ -58,7 +58,7 @@ class Tools:
 
 
 def default_out(path: Path) -> Path:
-    """Returns the output directory where none is given: beside the table, named after it."""
+    """Returns the default output directory: beside the table, named after it."""
     whole = path.resolve()
     # The parent of `.` and of `..` is not beside them.
     parent = whole.parent if path.name in ("", "..") else path.parent

@@ -102,12 +102,12 @@ class SliceCalibration:
         self._bins = KeyedSums(width=2)
 
     def _number(self, ids: IntArray) -> IntArray:
-        """Numbers of distinct ids [S]; new ones get the next."""
+        """Returns the slice numbers of distinct ids [S]; new ids get the next numbers."""
         table = self._numbers
         return np.fromiter((table.setdefault(key, len(table)) for key in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
-        """Ids [S], ascending; for cells and bins the keys, ascending, by the ids' places, and their sums."""
+        """Returns the ids [S], ascending, and for cells and bins the ascending keys, by rank of the id, with their sums."""
         ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
         order = np.argsort(ids)
         places = np.empty(len(ids), np.int64)
@@ -121,7 +121,7 @@ class SliceCalibration:
         return ids[order], tables
 
     def result(self) -> "pd.DataFrame":
-        """Table with a row per slice, by ascending id.
+        """Returns a table with a row per slice, by ascending id.
 
         Columns: id, weight, mean_label, mean_prediction, bias with ci95_low and ci95_high (NaN for a slice
         in fewer than two query buckets), calibration_ratio and logloss with ``_low`` and ``_high``, and auc.
@@ -147,7 +147,7 @@ class SliceCalibration:
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
-        """Weight, bias, bias over mean prediction of slices 0 to `count` - 1; without rows 0, NaN, NaN."""
+        """Returns weight, bias, bias over mean prediction of slices 0 to `count` - 1; 0, NaN, NaN without rows."""
         all_ids, ((keys, sums), _) = self._ordered()
         ids = all_ids[keys // BUCKETS]
         inside = (ids >= 0) & (ids < count)
@@ -190,13 +190,13 @@ class SliceCalibration:
 
 
 def _renumbered(keys: IntArray, numbers: IntArray) -> IntArray:
-    """Keys [C] of slices and buckets, with other numbers [S] of the slices."""
+    """Returns keys [C] of slices and buckets with the slices renumbered by `numbers` [S]."""
     renumbered: IntArray = numbers[keys // BUCKETS] * BUCKETS + keys % BUCKETS
     return renumbered
 
 
 def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
-    """AUC of each slice [S], by the sums [2, D] of the keys [D], ascending; NaN where a class is absent."""
+    """Returns the AUC of each slice [S] from the sums [2, D] of ascending `keys` [D]; NaN where a class is absent."""
     auc = np.full(slices, np.nan)
     bounds = np.searchsorted(keys // BUCKETS, np.arange(slices + 1))
     for index, (begin, end) in enumerate(pairwise(bounds)):
@@ -349,7 +349,7 @@ class KeyedSums:
                 self._recent = _empty(self._width)
 
     def items(self) -> tuple[IntArray, FloatArray]:
-        """All keys [C], ascending, and their sums [width, C], as copies."""
+        """Returns copies of all keys [C], ascending, and their sums [width, C]."""
         return _inserted(self._main, *self._recent)
 
 
@@ -358,7 +358,7 @@ def _empty(width: int) -> tuple[IntArray, FloatArray]:
 
 
 def _find(table: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
-    """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
+    """Returns the indices of `keys` [N] in the sorted `table`, or where to insert them, and whether they are present."""
     index = np.searchsorted(table, keys)
     inside = index < len(table)
     is_present = np.zeros(len(keys), dtype=np.bool_)

@@ -88,7 +88,7 @@ class Number:
         return text if bounds == ABSENT else f"{text} {bounds}"
 
     def map(self, function: Callable[[float], float]) -> "Number":
-        """The number and its ends, each turned into another one by an increasing function."""
+        """Applies an increasing function to the value and the ends."""
         return Number(*(None if end is None else function(end) for end in (self.value, self.low, self.high)))
 
     def times(self, factor: float) -> "Number":
@@ -137,12 +137,12 @@ def percent(share: float) -> str:
 
 
 def fingerprint(identifier: int) -> str:
-    """Id that is a fingerprint: its 64 bits as hexadecimal digits."""
+    """Formats an id that is a fingerprint as the hexadecimal digits of its 64 bits."""
     return f"0x{identifier % 2**64:016x}"
 
 
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
-    """Lines that say why metrics have no interval; ``reasons`` by metric, empty where there is one."""
+    """Explains in lines why metrics have no interval; ``reasons`` by metric, empty for those with an interval."""
     metrics: dict[str, list[str]] = {}
     for metric, reason in reasons.items():
         if reason:
@@ -181,7 +181,7 @@ def paired_cells(
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Says in a line that predictions are no better than the base rate; empty where they are.
+    """Warns in a line if predictions are no better than the base rate; else empty.
 
     The base rate is that of the same rows, known in advance: its normalized entropy is 1. ``summary`` has
     ``normalized_entropy`` and ``normalized_entropy_ci95``.

@@ -56,7 +56,7 @@ class Importance:
 
 
 def importance_of(arrays: Arrays) -> Importance:
-    """Sums up what a run measured; raises KeyError or ValueError where that is not what it says above."""
+    """Computes the importance from a run's arrays; raises KeyError or ValueError for arrays not described above."""
     count = len(arrays["position"])
     parts = [name.split("/", 1) for name in arrays if "/" in name]
     if arrays["rows"].shape != (count,):

@@ -27,7 +27,7 @@ class ScoredRows:
 
     examples: int  # rows read, those of weight 0 included
     queries: int  # Q, queries read, those without any weight included
-    has_weight: BoolArray  # [examples], which rows read are among the N
+    has_weight: BoolArray  # [examples], whether a row read has positive weight
     label: BoolArray  # [N], clicked or not
     logit: FloatArray  # [N]
     weight: FloatArray  # [N], metric weight, above 0
@@ -80,7 +80,7 @@ def scored_rows(
 
 
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct ids, ascending, and the place of each row's id among them.
+    """Returns the distinct ids, ascending, and the index of each row's id among them.
 
     Only the first row of each run of equal ids is sorted, and not even these where they ascend.
     """

@@ -78,7 +78,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Run b against run a, the one to compare with."""
+    """Comparison of run b with run a, the baseline."""
 
     run_a: Run
     run_b: Run
@@ -212,7 +212,7 @@ def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
 
 
 def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
-    """Does `compare_runs` for runs that are read already."""
+    """Compares two runs that are already read; raises as `compare_runs` does."""
     if run_a.log_sha256 != run_b.log_sha256:
         raise NotComparableError(
             f"{run_a.folder} and {run_b.folder} read different logs (log_sha256 {run_a.log_sha256[:12]} and "
@@ -259,7 +259,7 @@ def _clipped(text: str) -> str:
 
 
 def is_seed_alone(configuration: Sequence[Difference]) -> bool:
-    """Tells whether what differs between two configurations is the seed, and nothing else."""
+    """Returns whether the seed is the only difference between two configurations."""
     return bool(configuration) and all(entry.key == "seed" for entry in configuration)
 
 

@@ -88,7 +88,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_constraint_metrics(run: Run, log: str) -> ProgressiveMetrics | None:
-    """Metrics of a run over a constraint log; None where the run kept none."""
+    """Returns the metrics of a run over a constraint log; None if the run stored none."""
     return _parsed(run.folder, lambda: run.sums.metrics(f"log {log}"))
 
 
@@ -104,7 +104,7 @@ def config_text(folder: Path) -> str:
 
 
 def read_windows(folder: Path) -> pd.DataFrame:
-    """Reads from metrics.jsonl what no sum says of the windows of the pass, in its order.
+    """Reads the window metrics that windows.parquet does not have from metrics.jsonl, in the order of the pass.
 
     Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum, auc, auc_low,
     auc_high, NaN where null or absent.
@@ -125,12 +125,12 @@ def read_timeline(run: Run) -> Timeline:
 
 
 def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
-    """Slices of a run that names none, the most different features first; empty where it kept none."""
+    """Returns the slices of a run without metrics.slices, the most different features first; may be empty."""
     return _parsed(run.folder, run.sums.slices)
 
 
 def read_importance(run: Run) -> Importance | None:
-    """Importance of the features; None where the run did not measure it."""
+    """Returns the importance of the features; None if the run did not measure it."""
     arrays = _parsed(run.folder, run.sums.importance)
     return _parsed(run.folder, lambda: importance_of(arrays)) if arrays else None
 

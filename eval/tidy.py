@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def row(metric: str, number: Number | Estimate | float | None, **keys: object) -> Row:
-    """Makes a row of a number, with those of `KEYS` that it has."""
+    """Makes a row from a number; `keys` are among `KEYS`."""
     if isinstance(number, Estimate):
         number = number.number()
     if not isinstance(number, Number):
@@ -49,7 +49,7 @@ def row(metric: str, number: Number | Estimate | float | None, **keys: object) -
 
 
 def tidy(rows: Iterable[Row]) -> "pd.DataFrame":
-    """Makes the table of rows."""
+    """Makes a table from rows."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -57,7 +57,7 @@ def tidy(rows: Iterable[Row]) -> "pd.DataFrame":
 
 
 def as_records(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Makes JSON of a table: null where a number is unknown or undefined."""
+    """Converts a table to JSON records: null where a number is unknown or undefined."""
     return [
         {str(key): json_number(cell) if isinstance(cell, float) else cell for key, cell in record.items()}
         for record in table.to_dict("records")

@@ -123,7 +123,7 @@ class Sums:
         windows: IntArray | None = None,
         of: str = "",
     ) -> FloatArray:
-        """Returns the array, float64, that ``_add_array`` was given."""
+        """Restores the array, float64, that ``_add_array`` stored."""
         array = np.zeros(shape)
         for index, name in enumerate(names):
             array[..., index] = self._array(part, f"{metric}/{name}", shape[:-1], axes, (), windows, of)
@@ -196,7 +196,7 @@ class Sums:
         return timeline
 
     def add_importance(self, arrays: Arrays) -> None:
-        """Adds what ``ctr.eval.importance`` describes."""
+        """Adds the arrays of a feature importance, see ``ctr.eval.importance``."""
         for path, array in arrays.items():
             metric, _, feature = path.partition("/")
             if metric in ("position", "rows"):
@@ -209,7 +209,7 @@ class Sums:
                 )
 
     def importance(self) -> Arrays:
-        """Returns what ``ctr.eval.importance`` describes, empty where it was not measured."""
+        """Returns the arrays of the feature importance, see ``ctr.eval.importance``; empty if it was not measured."""
         positions = self._rows(IMPORTANCE, "position")["window"]
         if not len(positions):
             return {}

@@ -56,7 +56,7 @@ class TeacherConfig(StrictModel):
 
 
 class BaselineConfig(StrictModel):
-    """What the other arms are compared with: the training configuration with changes.
+    """Baseline of the other arms: the training configuration with changes.
 
     Attributes:
         title: its name in tables and plots.
@@ -121,7 +121,7 @@ class ShownSliceConfig(StrictModel):
 
 
 class ExperimentConfig(StrictModel):
-    """What is tried on a log.
+    """Experiment on a log.
 
     Attributes:
         title: the title of the report.
@@ -242,7 +242,7 @@ def _is_experiment(folder: Path) -> bool:
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys with the values of others over them."""
+    """Returns `content` with `changes` merged into it recursively."""
     result = dict(content)
     for key, value in changes.items():
         old = result.get(key)
@@ -251,7 +251,7 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys with other values under dotted ones, which replace what was there, in their order."""
+    """Returns `content` with the values at the dotted keys of `changes` replaced, in order."""
     result = dict(content)
     for path, value in changes.items():
         key, _, rest = path.partition(".")

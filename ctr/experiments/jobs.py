@@ -146,7 +146,7 @@ def _outcome(seconds: float, status: int, errors: str) -> Outcome:
 
 
 def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
-    """Options of another runner; None where they name none."""
+    """Returns the options of another Beam runner; None if they name no runner."""
     from ctr.pipelines.beam import read_beam_options, split_beam_options
 
     texts = split_beam_options(beam_options)

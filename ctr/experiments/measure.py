@@ -127,7 +127,7 @@ class Operations:
 
 
 class _TouchedRows(NamedTuple):
-    """What batches touch of the features of tables, whose widths do not matter."""
+    """Counts of table rows that batches touch, by feature, independent of widths."""
 
     rows: int  # of all batches
     batch_rows: float
@@ -154,7 +154,7 @@ class _TouchedRows(NamedTuple):
         return cls(count, count / len(batches), values, distinct)
 
     def of_table(self, layout: TableLayout) -> Touched:
-        """Counts per row what batches touch of a table."""
+        """Returns the mean counts per example for a table."""
         return Touched(
             single=len(layout.single),
             values=sum(self.values[f.name] for f in layout.multivalent) / self.rows,

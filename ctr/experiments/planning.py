@@ -193,9 +193,9 @@ class _Checker:
     def check(
         self, content: Mapping[str, Any], seed: int, key: str, owner: str = ""
     ) -> tuple[TrainConfig, list[PlannedFamily]]:
-        """Configuration from nested keys, with what the log decides, and the families of slices it measures.
+        """Returns the configuration of nested keys, with values resolved from the log, and its slice families.
 
-        ``key`` is their place in the experiment's file, ``owner`` a point.
+        ``key`` is their path in the experiment's file, ``owner`` a point.
         """
         where = f"{self._where}: {owner}" if owner else self._where
         config = parse_model(TrainConfig, {**alike_in_arms(content), "seed": seed}, where, f"{key}.")
@@ -261,7 +261,7 @@ def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedAr
 def _make_teachers(
     experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
 ) -> dict[str, Call]:
-    """Trainings of the teachers; equal ones are one."""
+    """Returns the trainings of the teachers; equal teachers share a call."""
     teachers: dict[str, Call] = {}
     for name, teacher in experiment.teachers.items():
         content = {**changed(baseline, teacher.set), "record_predictions": True}

@@ -48,12 +48,12 @@ class Controller(NamedTuple):
     steps: int
 
     def to_array(self) -> np.ndarray:
-        """All of it as float64 [2 K + 2], of K choices."""
+        """Converts the state to float64 [2 K + 2], for K choices."""
         return np.concatenate([*self.logits, *self.second_moments, [self.baseline, self.steps]])
 
 
 def new_controller(sizes: Sequence[int]) -> Controller:
-    """Controller that prefers nothing; ``sizes`` are the numbers of choices of its decisions."""
+    """Makes a controller with equal probabilities; ``sizes`` are the numbers of choices of its decisions."""
     return Controller(
         [np.zeros(size) for size in sizes], [np.zeros(size) for size in sizes], baseline=0.0, steps=0
     )
@@ -77,7 +77,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
-    """log P of candidates, float64 [N]; ``chosen`` is int [N, decisions], the number of each choice."""
+    """Computes log P of candidates, float64 [N]; ``chosen``, int [N, decisions], has the index of each choice."""
     parts = [_log_softmax(values)[choices] for values, choices in zip(logits, chosen.T, strict=True)]
     return np.add.reduce(np.stack(parts))
 
@@ -104,7 +104,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
 def draw_kept(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Draws candidates that keep to a limit, by ``keeps`` bool [N]; of those that never do the last draw."""
+    """Draws candidates until ``keeps``, bool [N], accepts them, at most `MAX_DRAWS` times."""
     candidates = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
         above = np.flatnonzero(~keeps(candidates))
@@ -115,7 +115,7 @@ def draw_kept(
 
 
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
-    """Weighted shares of each decision's choices among candidates, int [N, decisions]; weights [N] not all 0.
+    """Computes the weighted shares of choices among candidates, int [N, decisions]; weights [N] not all 0.
 
     Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
     given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
@@ -126,7 +126,7 @@ def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) 
 
 
 def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
-    """Mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
+    """Computes the mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
 
     ``expected``: the probabilities, or the marginals given the limit that the candidates were drawn under.
     """
@@ -182,7 +182,7 @@ def learn(
 
 
 class Policy:
-    """Candidates that may be drawn, and what a step of the controller is corrected by.
+    """Sampling of candidates within the cost target, and the baseline of their policy gradients.
 
     ``target`` is what a candidate should cost, or may at most under rejection.
     """
@@ -208,7 +208,7 @@ class Policy:
         return np.array([self._cost(tuple(int(at) for at in candidate)) for candidate in chosen])
 
     def keeps(self, chosen: np.ndarray) -> np.ndarray:
-        """Tells which candidates, int [N, decisions], may be drawn: bool [N]."""
+        """Returns whether each candidate, int [N, decisions], may be drawn, bool [N]."""
         if not self.rejects:
             return np.ones(len(chosen), np.bool_)
         return self.costs(chosen) <= self._target

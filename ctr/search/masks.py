@@ -33,7 +33,7 @@ from ctr.search.architecture import Shape
 
 
 def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Which layers each deep layer, and last the head, may read beside the one before it; see ``Tower.sources``.
+    """Lists the earlier layers that each deep layer, and last the head, may also read; see ``Tower.sources``.
 
     Args:
         units: for each deep layer the widths that it may have, 0 for none.
@@ -48,7 +48,7 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 def masks_of(
     candidate: Shape, architecture: Architecture, layouts: Sequence[TableLayout]
 ) -> dict[str, np.ndarray]:
-    """The masks under which the largest network is a candidate, float32.
+    """Makes the masks, float32, that reduce the largest network to a candidate.
 
     Returns:
         ``features/TABLE``, [features, width + 1], of each table; and of weights by their names ``columns/NAME``, of the
@@ -91,14 +91,14 @@ def _tower_masks(candidate: Shape, name: str, tower: Tower, units: Sequence[int]
 def _reading_masks(
     name: str, tower: Tower, units: Sequence[int], layer: int, matrix: str, columns: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The masks of the matrices by which a deep layer, or the head, reads others, of which one is there.
+    """Makes the masks of the matrices with which a deep layer, or the head, reads its sources, all but one masked.
 
     Args:
-        name: of the tower.
-        units: of the candidate.
-        place: of the layer.
-        matrix: the name of that by which it reads the layer before it.
-        columns: the mask of its columns.
+        name: the tower's name.
+        units: the candidate's layer widths.
+        layer: the layer's index; the head's is the number of layers.
+        matrix: the name of the matrix for the layer before it.
+        columns: the mask of the matrices' columns.
     """
     reader = "head" if layer == len(units) else f"deep_{layer}"
     matrices = {layer: matrix, **{at: f"{name}/{reader}_from_{at}" for at in tower.sources[layer]}}
@@ -118,7 +118,7 @@ def _first(size: int, count: int) -> np.ndarray:
 
 
 def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The weights of a candidate: those of the largest network times their masks."""
+    """Computes a candidate's weights: the largest network's, times their masks."""
     masked = dict(weights)
     for name, weight in weights.items():
         factors = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
@@ -129,7 +129,7 @@ def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[
 
 @own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
-    """``values`` times a mask that broadcasts to them; a gradient may be of another dtype than they are."""
+    """Multiplies ``values`` by a mask that broadcasts to them; a gradient may have another dtype."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return upstream * tf.cast(mask, upstream.dtype), None
@@ -138,10 +138,10 @@ def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
 
 
 class MaskedPart(Part):
-    """The part of the largest network that a candidate is, one after the other.
+    """Part of the largest network that is the current candidate; candidates follow each other.
 
     Args:
-        masks: of a first candidate.
+        masks: the masks of the first candidate.
     """
 
     def __init__(self, masks: Mapping[str, np.ndarray]) -> None:
@@ -151,26 +151,26 @@ class MaskedPart(Part):
 
     @staticmethod
     def packed(masks: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Masks one behind the other, as they are set."""
+        """Concatenates flattened masks, as ``set_to`` takes them."""
         return np.concatenate([mask.ravel() for mask in masks.values()])
 
     def set_to(self, packed: np.ndarray) -> None:
-        """Lets it be another candidate."""
+        """Sets the masks of another candidate."""
         self._values.assign(packed)
 
     @property
     def masks(self) -> dict[str, tf.Tensor]:
-        """Those of the present candidate, as ``masks_of`` makes them."""
+        """Masks of the current candidate, as ``masks_of`` makes them."""
         parts = tf.split(self._values, [math.prod(shape) for shape in self._shapes.values()])
         both = zip(self._shapes.items(), parts, strict=True)
         return {name: tf.reshape(part, shape) for (name, shape), part in both}
 
     def weights(self, weights: Weights) -> Weights:
-        """Those of the candidate."""
+        """Masks the weights."""
         return candidate_weights(weights, self.masks)
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """The columns of the features that the candidate has."""
+        """Masks the columns of features and dimensions that the candidate lacks."""
         mask = self.masks[f"features/{layout.name}"]
         return LookedUp(
             [masked(part, mask[:, :-1]) for part in looked_up.embeddings],
@@ -178,5 +178,5 @@ class MaskedPart(Part):
         )
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """Rows of features that the candidate does not have are given none."""
+        """Removes the curvature of rows whose features the candidate lacks."""
         return of_present(curvature, self.masks[f"features/{layout.name}"][:, -1])

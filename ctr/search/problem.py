@@ -23,7 +23,7 @@ Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit
 
 
 def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
-    """Costs over that of the base, kept once known; raise InputError where a configuration is not possible."""
+    """Returns a cached cost relative to the base's, which raises InputError for an impossible configuration."""
     unit = measure(space.apply_values(base, {}))
 
     @cache
@@ -44,7 +44,7 @@ def counted(log: Path, purpose: str) -> Measure:
 
 @dataclass(frozen=True)
 class Prefix:
-    """First rows of what a configuration trains on."""
+    """First rows of a training log, within the time range."""
 
     end_us: int | None  # the first query time, in microseconds, that is not in it; None: it is everything
     rows: int

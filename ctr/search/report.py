@@ -57,7 +57,7 @@ def as_text(record: SearchRecord, experiment: Experiment | None) -> str:
 def search_context(
     record: SearchRecord, course: Sequence[ControllerRecord], experiment: Experiment | None
 ) -> PageContext:
-    """Returns what the page of a search says; ``experiment`` compares its result with the baseline."""
+    """Returns the content of the page about a search; ``experiment`` compares its result with the baseline."""
     sections = [Section("The result", tables=[("", _decisions(record))])]
     said = ["No candidate is better than the baseline: it is the result itself."]
     if record.chosen != BASELINE:

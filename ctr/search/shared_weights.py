@@ -48,7 +48,7 @@ RECORDS = 200  # lines of controller.jsonl in a whole search, about
 
 @dataclass(frozen=True)
 class Plan:
-    """A search by weight sharing, everything checked."""
+    """A checked search by weight sharing."""
 
     config: SearchConfig
     space: Space
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def always(self) -> tuple[Choice, ...]:
-        """Candidates that learn from every batch, beside those that are drawn."""
+        """Candidates that learn from every batch, in addition to the drawn ones."""
         count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
         return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
 
@@ -77,12 +77,12 @@ class Plan:
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Shape:
-        """Candidate by the layers of the largest network, which lacks those that no candidate has."""
+        """Returns a candidate by the layers of the largest network, without layers that no candidate has."""
         shape, largest = (self.space.shape(self.base, chosen) for chosen in (choice, self.space.largest))
         return shape.within(largest)
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
+        """Returns the layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
         largest = self.space.largest
         changed = [
             (*largest[:index], number, *largest[index + 1 :])
@@ -110,7 +110,7 @@ class Progress:
     cost: float = 0.0  # sum over these
 
     def to_array(self) -> np.ndarray:
-        """Writes float64; ``progress_of`` it is the same."""
+        """Converts to float64; ``progress_of`` reverses it."""
         controller, *numbers = vars(self).values()
         return np.concatenate([controller.to_array(), np.array(numbers, np.float64)])
 
@@ -122,7 +122,7 @@ def progress_of(values: np.ndarray, sizes: Sequence[int]) -> Progress:
 
 
 class SharedState(TrainState):
-    """State of a run, and with it what the search remembers."""
+    """State of a run with the progress of the search."""
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
         make_deterministic(config.seed)
@@ -207,7 +207,7 @@ class SharedStep(CompiledStep):
         return scores
 
     def _judge(self, feed: Feed, ramps: Ramps, chosen: np.ndarray, state: Progress) -> None:
-        """Lets candidates, int [N, decisions], predict a batch, and the controller learn from their losses."""
+        """Scores a batch by candidates, int [N, decisions], and trains the controller on their losses."""
         plan, policy, options = self._plan, self._plan.policy, self._plan.config.controller
         losses: dict[Choice, float] = {}
         choices = [tuple(int(at) for at in candidate) for candidate in chosen]
@@ -232,7 +232,7 @@ class SharedStep(CompiledStep):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
+    """Computes the mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
@@ -262,7 +262,7 @@ class Records:
         self._path = path
 
     def cut(self, examples: int) -> None:
-        """Deletes what is of later examples than these, and a line that was not finished."""
+        """Deletes records of more than ``examples``, and an unfinished last line."""
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         lines = [line for line in lines if line.endswith("\n") and json.loads(line)["examples"] <= examples]
         write_atomic_bytes(self._path, "".join(lines).encode())

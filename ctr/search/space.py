@@ -33,13 +33,13 @@ class Decision:
 
     @cached_property
     def part(self) -> Part:
-        """Part of the architecture that it is about; raises KeyError where there is none of its name."""
+        """Part of the architecture that is decided on; raises KeyError for an unknown name."""
         return part_of(self.name)
 
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates: every combination of the decisions' choices."""
+    """Search space: every combination of the decisions' choices."""
 
     decisions: tuple[Decision, ...]
 
@@ -48,11 +48,11 @@ class Space:
         return math.prod(len(decision.choices) for decision in self.decisions)
 
     def candidates(self) -> Iterator[Choice]:
-        """All candidates, the last decision's choices changing first."""
+        """Yields all candidates, the last decision's choices changing first."""
         return itertools.product(*(range(len(decision.choices)) for decision in self.decisions))
 
     def index(self, choice: Choice) -> int:
-        """Place of a candidate in ``candidates``."""
+        """Returns the index of a candidate in ``candidates``."""
         index = 0
         for decision, number in zip(self.decisions, choice, strict=True):
             index = index * len(decision.choices) + number
@@ -65,7 +65,7 @@ class Space:
 
     @property
     def largest(self) -> Choice:
-        """Candidate whose parts hold those of all others: the supernet."""
+        """Candidate that contains all others: the supernet."""
         return tuple(decision.choices.index(max(decision.choices)) for decision in self.decisions)
 
     @property
@@ -82,7 +82,7 @@ class Space:
         return self.apply_values(base, self.values(choice))
 
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
-        """Does the same with values for some of the decisions; others stay as the base has them."""
+        """Applies values of some decisions to the base; raises InputError as ``apply`` does."""
         content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
         return parse_model(
             TrainConfig, changed(content, self.changes(base, values)), f"candidate {described(values)}"
@@ -190,7 +190,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 
 
 def _problem(decision: Decision, schema: Schema) -> str:
-    """Says what is wrong with a decision by itself; empty: nothing."""
+    """Returns the fault of a decision, or an empty string."""
     choices = decision.choices
     try:
         part = decision.part

@@ -45,7 +45,7 @@ _WARMUP_TEXT = b"warm up"
 
 @dataclass(frozen=True)
 class Exported:
-    """A published model: its folder, and whether this call made it or found it there."""
+    """A published model: its folder, and whether this call created it."""
 
     path: Path
     is_new: bool

@@ -22,7 +22,7 @@ _MISSING_TIME = -1
 
 
 def is_column(values: Any) -> bool:
-    """Tells a column from one value, which is that of every row."""
+    """Returns whether `values` is a column rather than one value for every row."""
     single_values = str | bytes | bool | int | float | datetime | np.generic | None
     return not isinstance(values, single_values)
 

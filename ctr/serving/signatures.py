@@ -86,7 +86,7 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
     They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
-    other column takes such a name away. Where nothing is left it is ``column_`` and the place, from 1 on.
+    other column takes such a name away. Where nothing is left it is ``column_`` and its number, from 1 on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, number) for number, source in enumerate(columns, 1)}
@@ -169,7 +169,7 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
 
 
 def _values(feature: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-    """The numbers of N rows, float32 [N, size], NaN where they are missing or more or fewer."""
+    """Decodes a feature's numbers, float32 [N, size]; NaN for rows without exactly ``size`` of them."""
     if feature.single is not None:
         return graph.numbers_of_bits(ids)[:, tf.newaxis]
     ids = graph.whole(ids.values, ids, feature.size)[1]
@@ -181,7 +181,7 @@ def _values(feature: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
+    """Selects the log's features that the model has, with the parts of its crosses."""
     return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
@@ -240,7 +240,7 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 
 def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
-    """Rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
+    """Plans the lookup of N examples in a table, for ``ctr.models.embeddings.look_up`` on the whole table."""
     some = ids[layout.features[0].source]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
@@ -277,7 +277,7 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
 
 
 def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
-    """Returns ids that grow of N rows, int64 [N, G]: those of pairs, which stand last, are made of the others'."""
+    """Returns the growing ids of N rows, int64 [N, G]; pair ids, computed from their two features, are last."""
     parts = [ids[feature.source] for feature in features if len(feature.of) < 2]
     blocks = [tf.stack(parts, axis=1)] if parts else []
     pairs = [feature.of for feature in features if len(feature.of) == 2]
@@ -293,7 +293,7 @@ def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: Sequence[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Rows of ids that grow, int64 [N, G] -> int32: an own one, else one of those that the ids of a feature share."""
+    """Returns the rows of growing ids, int64 [N, G] -> int32: the id's own row, else a shared row of its feature."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])

@@ -112,7 +112,7 @@ _MeanSeconds = Annotated[float, Field(ge=0, le=30 * 24 * 3600)]
 
 
 class EventsConfig(StrictModel):
-    """How raw impressions and clicks come in. Delays are exponential, each with a share of longer ones.
+    """Delivery of raw impressions and clicks. Delays are exponential, each with a share of longer ones.
 
     Attributes:
         format: the format of the files.

@@ -47,7 +47,7 @@ _COUNTS = {
 }
 
 Comparisons = Mapping[int, RunComparison | str]
-"""By place, each run but the first against it, or why they cannot be compared."""
+"""Comparisons of each other run with the first, by index, or why they are not comparable."""
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
@@ -70,7 +70,7 @@ def render_report(folders: Sequence[Path]) -> str:
 
 
 def report_context(folders: Sequence[Path]) -> PageContext:
-    """Returns what the page of runs says; raises InputError where a run cannot be read."""
+    """Returns the content of the page about runs; raises InputError where a run cannot be read."""
     runs = show_runs(folders)
     compared = _compare(runs)
     subjects = {subject_of(folder) for folder in folders}
@@ -111,7 +111,7 @@ def _compare(runs: Sequence[ShownRun]) -> dict[int, RunComparison | str]:
 
 
 def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
-    """Says whether each run is better than the first; of one alone, what it learned."""
+    """Says whether each run is better than the first; for a single run, what it learned."""
     if len(runs) == 1:
         return [words.what_was_learned(runs[0].summary)]
     return [
@@ -121,7 +121,7 @@ def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
 
 
 def _warnings(runs: Sequence[ShownRun]) -> list[str]:
-    """Returns what a run warned of, with its name where there are several."""
+    """Returns the runs' warnings, each with the run's name."""
     texts = []
     for shown in runs:
         summary = shown.run.summary
@@ -211,7 +211,7 @@ def _comparison_table(comparison: RunComparison, names: tuple[str, str]) -> pd.D
         title, a, b, ratio, bounds, verdict = comparison.cost_cells(key)
         rows.append([title, a, b, ratio, bounds, "", verdict.strip()])
     heads = ["metric", *names, "difference, or ratio", "95% interval, or range", "relative, %", "verdict"]
-    # Two runs may have such names, but a column is shown by its place.
+    # Two runs may have such names, but columns are read by position.
     return pd.DataFrame(rows, columns=heads)
 
 

@@ -97,7 +97,7 @@ class Point(NamedTuple):
 
 
 def color_of(look: int) -> str:
-    """Returns the color of a run by its place."""
+    """Returns the color of a run by its index."""
     return COLORS[look % len(COLORS)]
 
 
@@ -224,7 +224,7 @@ def by_group(
 
 
 def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
-    """Draws numbers by name, one below the other, for each run: such as the importance of features."""
+    """Draws each run's numbers by name, in rows, such as the importance of features."""
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
 
@@ -257,9 +257,9 @@ def plane(
     level: float | None = None,
     note: str = "",
 ) -> Figure:
-    """Draws points with their names on a plane, such as accuracy over cost.
+    """Draws named points on a plane, such as accuracy over cost.
 
-    ``joined``: places of points that a line joins; ``level``: of x, to compare with.
+    ``joined``: indices of the points that a line joins; ``level``: a reference value of x.
     """
 
     def fill(axes: Axes) -> None:

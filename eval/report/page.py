@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PageContext:
-    """What the template fills in: ``verdict`` stands first, ``marks`` are runs or arms in the order of their colors."""
+    """Content of a page; ``verdict`` stands first, ``marks`` are runs or arms in the order of their colors."""
 
     title: str
     lead: Sequence[str]

@@ -100,7 +100,7 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
 def change_rows(
     metric: str, ours: Mapping[int, Estimate], theirs: Mapping[int, Estimate], **keys: object
 ) -> list[Row]:
-    """Compares a metric with another one's, both at the same seeds, at least one, and over the same examples.
+    """Compares a metric of two arms at the same seeds, at least one, over the same examples.
 
     ``METRIC_difference`` is the mean over the seeds and, beside it, that of each; ``METRIC_change_percent`` the same in
     percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0

@@ -40,7 +40,7 @@ def begin_of_late(folder: Path, plan: Plan) -> int | None:
 
 
 def seed_pairs(arm: MeasuredArm, plan: Plan, late_from: int | None) -> tuple[SeedPairs, str]:
-    """Measures PD of the pairs of an arm's seeds; beside it stands why there is none, else nothing."""
+    """Measures PD of the pairs of an arm's seeds; returns also why there is none, or an empty string."""
     pairs: dict[str, dict[tuple[int, ...], Estimate]] = {LATE: {}, WHOLE: {}}
     if len(arm.folders) < 2:
         return pairs, "two finished seeds are required"
@@ -132,7 +132,7 @@ def retrain_rows(
 
 
 def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
-    """Returns the mean over pairs, or its ratio to that of others, over the pairs that both have; None without any.
+    """Returns the mean over pairs, or its ratio to the others' mean over common pairs; None without any pair.
 
     A replicate leaves out the pairs of one seed.
     """

@@ -31,7 +31,7 @@ CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment and what came of it."""
+    """An experiment and its results."""
 
     plan: Plan
     table: pd.DataFrame
@@ -162,7 +162,7 @@ def _tuning(
     seeds = [seed for seed in planned if seed in reference.estimates]
 
     def point_of(entry: MeasuredArm) -> CurvePoint | None:
-        """Returns the cost and the accuracy at all seeds; None where a run or the cost is not known."""
+        """Returns the cost and the accuracy at all seeds; None if a run or the cost is missing."""
         arm_costs, base = costs.arms.get(entry.plan.name), costs.arms.get(baseline)
         cost = None
         if arm_costs is not None and kind == "flops":

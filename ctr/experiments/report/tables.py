@@ -127,7 +127,7 @@ def _predictions(experiment: Experiment, arm: str) -> Iterator[Cells]:
     ratio = numbers("prediction_difference_ratio", arm=arm, window=LATE)
 
     def span(metric: str, factor: float, decimals: int) -> str:
-        """Returns the smallest to the largest over pairs; of a single value only that it is one."""
+        """Returns the range over pairs, ``one`` for a single pair, or an empty string."""
         pairs = numbers.by("seed", metric, arm=arm, window=LATE).values()
         values = [factor * number.value for number in pairs if number.value is not None]
         if len(values) < 2:

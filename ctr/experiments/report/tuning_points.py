@@ -45,7 +45,7 @@ def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """Reads what the curve has more than `accuracy` at `cost`, relative to it: 0.001 is a thousandth more.
+    """Reads the curve's relative gain over `accuracy` at `cost`: 0.001 is a thousandth more.
 
     `points` is at least one; `cost` and `accuracy` are of the reference, over the same queries.
     """
@@ -88,7 +88,7 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy
 
 
 def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:
-    """Logarithm of the least cost at which the curve [P] reaches `target`.
+    """Returns the log of the least cost at which the curve [P] reaches `target`.
 
     Minus infinity where the first point already lies above it, infinity where none reaches it.
     """

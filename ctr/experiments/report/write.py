@@ -86,7 +86,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def experiment_context(experiment: Experiment) -> PageContext:
-    """Returns what the page of an experiment says."""
+    """Returns the content of the page about an experiment."""
     plan = experiment.plan
     marks = [arm.name for arm in plan.arms if arm.of is None]
     lead = [
