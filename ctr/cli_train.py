@@ -126,8 +126,8 @@ def _with_skips(options: Options, config: Any, size: int, is_first: bool) -> Any
 
     ranges = [parse_skip(text) for text in options.skip]
     before = read_run_config(options.out)
-    is_given = options.config is not None or options.set_
-    validate(config if is_given else before, options.log, options.out, workers=size, follows=options.follow)
+    has_config = options.config is not None or options.set_
+    validate(config if has_config else before, options.log, options.out, workers=size, follows=options.follow)
     return add_skips(options.out, ranges, writes=is_first)
 
 

@@ -107,15 +107,15 @@ class SliceCalibration:
         return np.fromiter((table.setdefault(key, len(table)) for key in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
-        """Returns the ids [S], ascending, and for cells and bins the ascending keys, by rank of the id, with their sums."""
+        """Returns the ids [S] and, for cells and bins, the keys by rank of the id, all ascending, with their sums."""
         ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
         order = np.argsort(ids)
-        places = np.empty(len(ids), np.int64)
-        places[order] = np.arange(len(ids))
+        ranks = np.empty(len(ids), np.int64)
+        ranks[order] = np.arange(len(ids))
         tables = []
         for table in (self._cells, self._bins):
             keys, sums = table.items()
-            keys = _renumbered(keys, places)
+            keys = _renumbered(keys, ranks)
             by_key = np.argsort(keys)
             tables.append((keys[by_key], sums[:, by_key]))
         return ids[order], tables
@@ -358,7 +358,7 @@ def _empty(width: int) -> tuple[IntArray, FloatArray]:
 
 
 def _find(table: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
-    """Returns the indices of `keys` [N] in the sorted `table`, or where to insert them, and whether they are present."""
+    """Returns the indices of `keys` [N] in the sorted `table`, or where to insert them; and whether they occur."""
     index = np.searchsorted(table, keys)
     inside = index < len(table)
     is_present = np.zeros(len(keys), dtype=np.bool_)

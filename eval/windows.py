@@ -107,11 +107,11 @@ class Sums:
         for index, name in enumerate(names):
             self._add_array(part, f"{metric}/{name}", array[..., index], axes, (), windows, of)
         if not names:
-            places = np.flatnonzero(array)
-            keys = dict(zip(axes, np.unravel_index(places, array.shape), strict=True)) if axes else {}
+            indices = np.flatnonzero(array)
+            keys = dict(zip(axes, np.unravel_index(indices, array.shape), strict=True)) if axes else {}
             if windows is not None:
                 keys["window"] = windows[keys["window"]]
-            self._add(part, metric, array.reshape(-1)[places], of, **keys)
+            self._add(part, metric, array.reshape(-1)[indices], of, **keys)
 
     def _array(
         self,

@@ -81,7 +81,7 @@ class Call:
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     def what_lacks(self, folders: Folders) -> str:
-        """Returns why its results are incomplete; empty once it has read the whole log as configured, here or elsewhere."""
+        """Returns why its results are incomplete; empty once the whole log is read as configured, here or elsewhere."""
         absent = "its results are not in the directory of the experiment"
         if self.sidecar is not None:
             sidecar = sidecar_folder(folders.log, self.sidecar)

@@ -101,7 +101,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     return np.stack(drawn, axis=1)
 
 
-def draw_kept(
+def draw_allowed(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Draws candidates until ``keeps``, bool [N], accepts them, at most `MAX_DRAWS` times."""
@@ -215,7 +215,7 @@ class Policy:
 
     def draw(self, logits: Logits, step: int, numbers: np.ndarray) -> np.ndarray:
         """Draws candidates, int64 [N, decisions]; those of one number and step are the same."""
-        return draw_kept(logits, f"{self._seed} step {step}", numbers, self.keeps)
+        return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
         """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.

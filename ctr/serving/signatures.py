@@ -272,8 +272,8 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
         parts.append(_growing_rows(layout, keys, growing, _growing_ids(growing, ids)))
     if len(parts) == 1:
         return parts[0]
-    places = {feature.name: column for column, feature in enumerate([*fixed, *growing])}
-    return tf.gather(tf.concat(parts, axis=1), [places[feature.name] for feature in layout.single], axis=1)
+    columns = {feature.name: column for column, feature in enumerate([*fixed, *growing])}
+    return tf.gather(tf.concat(parts, axis=1), [columns[feature.name] for feature in layout.single], axis=1)
 
 
 def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:

@@ -43,7 +43,7 @@ _MOST_CHANGES = 16
 
 @dataclass(frozen=True)
 class Placed:
-    """N ads on the pages of queries: places in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
+    """N ads on the pages of queries: indices in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
 
     query: np.ndarray
     ad: np.ndarray
@@ -178,8 +178,8 @@ def run_auction(
 
 
 def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], position: np.ndarray) -> Placed:
-    ad, places = candidates.ad[where], position[where]
-    return Placed(where[0], ad, places, shown_format(ads, ad, candidates.richness[where], places))
+    ad, positions = candidates.ad[where], position[where]
+    return Placed(where[0], ad, positions, shown_format(ads, ad, candidates.richness[where], positions))
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
@@ -280,7 +280,7 @@ def interest_logit(
     Nothing of interests is drawn from the streams of ``world.py``: a world with them has the queries and ads of one
     without.
 
-    ``query`` and ``ad`` are places in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
+    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
     """
     interests = config.interests
     if interests is None:

@@ -47,7 +47,7 @@ class EventFiles:
         self._files = 0
 
     def add(self, served: Served, rows: pa.Table, indices: np.ndarray) -> None:
-        """Adds the events of queries in the order of the log, for the ``rows`` at ``indices``; writes complete hours."""
+        """Adds the events of queries in log order, for the ``rows`` at ``indices``; writes complete hours."""
         impressions = _impressions(self._ids, served, rows).take(pa.array(indices))
         clicked = rows.column("label").to_numpy()[indices] > 0
         numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))

@@ -153,8 +153,8 @@ class FeatureIds:
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)
         for ids, rows in self._entities(queries, placed):
-            places = [single.index(name) for name in ids.names]
-            matrix[:, places] = ids.matrix[rows]
+            indices = [single.index(name) for name in ids.names]
+            matrix[:, indices] = ids.matrix[rows]
             columns |= {name: array.take(pa.array(rows)) for name, array in ids.lists.items()}
         columns[IDS_COLUMN] = pack_ids(matrix)
         target = shard_schema(self.schema)

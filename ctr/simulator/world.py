@@ -191,7 +191,7 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 class Retrieval:
     """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
 
-    everywhere: np.ndarray  # places in ``Ads`` by falling popularity
+    everywhere: np.ndarray  # indices in ``Ads`` by falling popularity
     of_topics: np.ndarray  # the same topic by topic
     begins: np.ndarray
 
@@ -283,7 +283,7 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 class Candidates:
     """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks."""
 
-    ad: np.ndarray  # places in ``Ads``
+    ad: np.ndarray  # indices in ``Ads``
     present: np.ndarray  # false where an ad was drawn twice
     richness: np.ndarray  # decides in which format an ad is shown
     mind: np.ndarray  # decides whether an examined ad is clicked

@@ -75,7 +75,7 @@ class Figure(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A course: values at places ``x``, with the ends of their intervals, drawn as a band."""
+    """A line: values at positions ``x``, with the ends of their intervals, drawn as a band."""
 
     x: npt.NDArray[Any]
     y: FloatArray
@@ -343,13 +343,13 @@ def _set_times(axes: Axes) -> None:
 
 def _write_names(axes: Axes, points: Sequence[Point]) -> None:
     """Writes a name beside each point, where it hides the fewest other names and points."""
-    places = axes.transData.transform(
+    positions = axes.transData.transform(
         np.array([[float(point.x.value or 0), float(point.y.value or 0)] for point in points])
     )
     frame = axes.get_window_extent()
     # From the font's usual proportions: the text is laid out by whoever shows the picture.
-    boxes = np.column_stack([places - 3, places + 3])
-    for point, (x, y) in zip(points, places, strict=True):
+    boxes = np.column_stack([positions - 3, positions + 3])
+    for point, (x, y) in zip(points, positions, strict=True):
         if not point.name:
             continue
         size = np.array([4.6 * len(point.name), 9.0])

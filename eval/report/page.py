@@ -55,8 +55,8 @@ def render_page(context: PageContext) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    places = enumerate(context.marks)
-    marks = {name: (index % len(COLORS), SIGNS[index % len(SIGNS)]) for index, name in places}
+    numbered = enumerate(context.marks)
+    marks = {name: (index % len(COLORS), SIGNS[index % len(SIGNS)]) for index, name in numbered}
     colors = {"colors": COLORS, "dark_colors": DARK_COLORS}
     return environment.get_template("page.html.j2").render({**vars(context), "marks": marks, **colors})
 

@@ -60,7 +60,7 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy
         share = math.log(cost / below.cost) / math.log(above.cost / below.cost)
         read = _between(below.accuracy, above.accuracy, share)
     change = quotient(difference(accuracy, read), accuracy)
-    low, high = (None, None) if bound else _known_interval(change)
+    low, high = (None, None) if bound else _finite_interval(change)
     return TuningPoint(float(change.point), bound, low, high)
 
 
@@ -79,7 +79,7 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy
     occupied = np.any([point.accuracy.occupied for point in curve], axis=0) | accuracy.occupied
     # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
     finite = np.array([value if math.isfinite(value) else math.nan for value in replicates])
-    low, high = _known_interval(Estimate(np.array(crossing), finite, occupied))
+    low, high = _finite_interval(Estimate(np.array(crossing), finite, occupied))
     return TuningPoint(
         value=_relative(crossing, cost),
         low=None if low is None else _relative(low, cost),
@@ -114,6 +114,6 @@ def _relative(log_cost: float, cost: float) -> float:
     return math.expm1(log_cost - math.log(cost))
 
 
-def _known_interval(estimate: Estimate) -> tuple[float | None, float | None]:
+def _finite_interval(estimate: Estimate) -> tuple[float | None, float | None]:
     low, high = (float(end) for end in estimate.interval())
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
