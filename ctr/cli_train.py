@@ -136,7 +136,7 @@ def _check_workers(options: Options, worker: _Worker) -> int:
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
         value = getattr(options, option)
-        # Also of what is no number: NaN.
+        # Also rejects NaN.
         if value is not None and not least <= value < float("inf"):
             raise InputError(f"--{option.replace('_', '-')} {value}: allowed: {least:g} and more")
     if options.max_restarts is not None and options.workers is None:

@@ -2,7 +2,7 @@
 
 ::
 
-    OUT/quickstart.json    what the command was given, and the mapping that the log was made with
+    OUT/quickstart.json    the command's input, and the mapping that the log was made with
     OUT/mapping.yaml       how the table is read, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
@@ -71,7 +71,7 @@ def check_quickstart_folder(out: Path) -> None:
 
 
 def run_quickstart(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
-    """Writes a mapping, ingests, trains and writes the report; what is there already is not done again.
+    """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
 
     Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the

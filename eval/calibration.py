@@ -76,7 +76,7 @@ class SliceCalibration:
         self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
-        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, those of weight 0 included."""
+        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, also of weight 0."""
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)

@@ -200,7 +200,7 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
 
 
 def _to_scale(values: FloatArray, scale: Scale) -> FloatArray:
-    # Rounding decides what is so near to an end of the scale, and would decide the interval.
+    # So near to an end of the scale, rounding would decide the interval.
     outside = (values < _EDGE) | ((values > 1.0 - _EDGE) & (scale == "logit"))
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.log(values) if scale == "log" else np.log(values) - np.log1p(-values)

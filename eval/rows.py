@@ -25,7 +25,7 @@ from ctr.eval.states import query_bucket
 class ScoredRows:
     """Rows of positive metric weight, N of them, from Q whole queries."""
 
-    examples: int  # rows read, those of weight 0 included
+    examples: int  # rows read, including weight 0
     queries: int  # Q, queries read, those without any weight included
     has_weight: BoolArray  # [examples], whether a row read has positive weight
     label: BoolArray  # [N], clicked or not

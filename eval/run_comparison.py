@@ -24,7 +24,7 @@ COSTS = {
     "parameters_dense": "dense parameters",
     "parameters_embedding": "embedding parameters",
 }
-"""Entries of summary.json that tell what a run costs, with their titles."""
+"""Costs of a run in summary.json, with their titles."""
 
 
 SEED_NOTE = (

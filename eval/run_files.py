@@ -185,7 +185,7 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
     """Columns of a Parquet file, its page checksums verified; each must be there once.
 
-    What the file says of pandas' own types counts for nothing.
+    Ignores the file's metadata of pandas types.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

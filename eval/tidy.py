@@ -1,4 +1,4 @@
-"""Results as one tidy table: a row is a number with its interval, and the columns beside it say what it is of.
+"""Results as one tidy table: a row is a number with its interval, and the other columns are its keys.
 
 metric    what the number is
 run       run

@@ -117,7 +117,7 @@ class Timeline:
     def last_window(self) -> Self:
         """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.
 
-        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries
+        The last window of a pass is cut short, and the windows of a short pass are small: as many of the last entries
         are joined as it takes to have at least as many examples as the entry of the median example, and as a
         tenth of the pass or 5,000.
         """

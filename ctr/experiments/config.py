@@ -207,7 +207,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[Experimen
 
 
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a training configuration: that of a file ``base``, changed by another one, ``path``.
+    """Reads the training configuration of the file ``base``, with ``changes`` from the file ``path``.
 
     ``base`` is relative to ``path``; None: the changes are all of it. Raises InputError: the base is not
     there or not YAML, or one of the two has a wrong key or value.
@@ -223,7 +223,7 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
 
 
 def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets what a run would decide by its own techniques, so that arms differ by these alone."""
+    """Fixes the settings that a run would derive from its techniques, so that arms differ by the techniques alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}
     return merged({**_ALIKE, **(_ALIKE_BATCHES if is_open else {})}, content)

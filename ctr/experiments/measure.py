@@ -84,7 +84,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
-    """Sets roots to those of later steps: the first few hundred steps wait for more frequent ones."""
+    """Sets the root interval of later steps, as roots are more frequent in the first few hundred steps."""
     late = {"optimizer": {"dense": {"shampoo": {"roots": {"early_growth": 0}}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
@@ -136,7 +136,7 @@ class _TouchedRows(NamedTuple):
 
     @classmethod
     def of(cls, layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int) -> Self:
-        # Each feature has a table of its own, that of pairs as well, whose ids are made here.
+        # Each feature has a separate table, also the pairs, whose ids are computed here.
         alone = [
             replace(layout, features=(feature,), tower="quality")
             for layout in layouts

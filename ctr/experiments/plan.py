@@ -109,7 +109,7 @@ class Plan(Record):
     created: str  # ISO 8601
     ctr_version: str
     baseline: str
-    arms: list[PlannedArm]  # those of the file, then the points of the sweep
+    arms: list[PlannedArm]  # the file's arms, then the points of the sweep
     teachers: list[PlannedTeacher] = []
     samplings: list[PlannedSampling] = []
     slices: list[ShownSlice] = []

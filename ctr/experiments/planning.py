@@ -41,7 +41,7 @@ class Calls:
     """All calls of an experiment that an arm needs, by name."""
 
     arms: Mapping[str, Sequence[Call]]  # for each arm and point of the sweep, one for each seed
-    configs: Mapping[str, TrainConfig]  # by arm and by the owner of a teacher, that of the first seed
+    configs: Mapping[str, TrainConfig]  # by arm and by owner of a teacher, for the first seed
     teachers: Mapping[str, Call]
     samplings: Mapping[str, Call]
     retrains: Sequence[Call] = ()
@@ -188,7 +188,7 @@ class _Checker:
 
     def __init__(self, log: Path, where: str) -> None:
         self._log, self._where = log, where
-        self._inputs: dict[str, Inputs] = {}  # by what is left of a configuration without its seed
+        self._inputs: dict[str, Inputs] = {}  # by hash of the configuration without its seed
 
     def check(
         self, content: Mapping[str, Any], seed: int, key: str, owner: str = ""
@@ -266,7 +266,7 @@ def _make_teachers(
     for name, teacher in experiment.teachers.items():
         content = {**changed(baseline, teacher.set), "record_predictions": True}
         config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
-        # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
+        # A log that has grown has a sidecar of its own: no recording can extend the shorter log's.
         sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
         equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
         teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)

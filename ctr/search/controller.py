@@ -158,7 +158,7 @@ def learn(
 ) -> Controller:
     """Makes a step of REINFORCE by Adam, upward; rewards that are not finite are left out.
 
-    The baseline is the moving average of rewards before this step, and that of the first step its mean.
+    The baseline is the moving average of rewards before this step; in the first step, their mean.
     ``chosen`` is int [N, decisions], ``rewards`` float64 [N], ``expected`` as ``policy_gradient`` takes it.
     """
     finite = np.isfinite(rewards)
@@ -184,7 +184,7 @@ def learn(
 class Policy:
     """Sampling of candidates within the cost target, and the baseline of their policy gradients.
 
-    ``target`` is what a candidate should cost, or may at most under rejection.
+    ``target`` is the intended cost of a candidate; under rejection, its limit.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Policy:
         return self.costs(chosen) <= self._target
 
     def draw(self, logits: Logits, step: int, numbers: np.ndarray) -> np.ndarray:
-        """Draws candidates, int64 [N, decisions]; those of one number and step are the same."""
+        """Draws candidates, int64 [N, decisions]; equal numbers and steps give equal candidates."""
         return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:

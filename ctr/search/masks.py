@@ -1,4 +1,4 @@
-"""One network that holds all candidates of a search: masks make it compute what a smaller one would (FF 3.2).
+"""One network that holds all candidates of a search: masks make it equal to a smaller one (FF 3.2).
 
 A candidate's weights are those of the network times masks of ones and zeros, which are variables, so that no candidate
 is compiled anew. With M_i the mask of layer i's units and R_i that of its bottleneck,
@@ -40,7 +40,7 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """
     sources: list[tuple[int, ...]] = [()]
     for layer, widths in enumerate(units):
-        # The next one reads what this one would read, where this one is absent.
+        # Where this layer is absent, the next one reads its input.
         sources.append((layer, *sources[-1]) if 0 in widths else ())
     return tuple(sources)
 
@@ -52,7 +52,7 @@ def masks_of(
 
     Returns:
         ``features/TABLE``, [features, width + 1], of each table; and of weights by their names ``columns/NAME``, of the
-        last dimension, and ``rows/NAME``, [inputs, 1], of the first one. What has none is all there.
+        last dimension, and ``rows/NAME``, [inputs, 1], of the first one. Weights without a mask are complete.
     """
     masks = {}
     for layout in layouts:

@@ -18,7 +18,7 @@ from ctr.training.config import TrainConfig
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Cost = Callable[[Choice], float]  # of a candidate, in units of that of the base (FF 3.2)
+Cost = Callable[[Choice], float]  # of a candidate, in units of the base's cost (FF 3.2)
 Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 

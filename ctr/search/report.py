@@ -115,7 +115,7 @@ def _decisions(record: SearchRecord) -> pd.DataFrame:
 
 
 def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[Figure]:
-    """Draws the probabilities of the choices of decisions, the controller's entropy, and the cost of what it draws."""
+    """Draws the probabilities of the choices of decisions, the controller's entropy, and the mean cost of its draws."""
     examples = np.array([entry.examples for entry in course])
     drawn = []
     for name, choices in [*record.space.items()][:_DECISIONS_DRAWN]:

@@ -175,7 +175,7 @@ class SharedStep(CompiledStep):
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch; the scores are those of the first candidate that learns, from before it."""
+        """Makes a step with a batch; returns the scores of the first learning candidate before the step."""
         if not feed.rows:
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy
@@ -215,7 +215,7 @@ class SharedStep(CompiledStep):
             if choice not in losses:
                 losses[choice] = batch_loss(feed, self.score_by(choice, feed, ramps).logit)
         batch_losses, costs = np.array([losses[choice] for choice in choices]), policy.costs(chosen)
-        # Under rejection the cost is a limit alone, and what was never drawn below it does not count.
+        # Under rejection the cost is only a limit, and candidates above it do not count.
         batch_losses[~policy.keeps(chosen)] = np.nan
         gamma = 0.0 if policy.rejects else options.gamma
         rewards = rewards_of(batch_losses, costs, plan.config.target, gamma)

@@ -200,7 +200,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
     # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
     module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
-    # Clients that name no function mean this one.
+    # The default of clients that name no function.
     concrete["serving_default"] = concrete["predict"]
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
@@ -239,7 +239,7 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """Variables that functions read, in the order of first use: a graph's own order is that of a set."""
+    """Returns the variables that functions read, by first use, as the order within a graph is not fixed."""
     used: dict[int, tf.Variable] = {}
     for function in functions:
         by_handle = {id(variable.handle): variable for variable in function.graph.variables}

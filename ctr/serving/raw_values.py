@@ -83,7 +83,7 @@ def _text(value: Any, separator: str | None) -> str | bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        # What is no UTF-8 has no bytes to be hashed.
+        # A string that is not valid UTF-8 has no bytes to hash.
         value.encode()
         return value
     if value is None:

@@ -142,7 +142,7 @@ class RecommendersModel(tfrs.Model):
         for number, layer in enumerate(self.deep):
             layer.set_weights(of_layer(f"quality/deep_{number}"))
         self.head.set_weights([weights["quality_head"].numpy()])
-        # Copies of what the layers hold now.
+        # Copies of the layers' values.
         self._snapshot = replace(self._snapshot, weights={})
 
     def _network(self, e0: tf.Tensor) -> tf.Tensor:

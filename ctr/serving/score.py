@@ -128,7 +128,7 @@ def score_log(
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    # Scores of further labels first, those of the click last.
+    # Scores of further labels first, the click scores last.
     scores = [*(pa.field(f"p_{name}", pa.float32()) for name in scorer.labels), *_SCORES]
     schema_out = pa.schema([*fields, *labels, pa.field(LEARNED, pa.bool_()), *scores])
     return _write(out, schema_out, batches(), progress, until)

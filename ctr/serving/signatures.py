@@ -322,7 +322,7 @@ def _splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
-    """Describes inputs, derived columns, and what is not in the model; columns have the names of the whole log's."""
+    """Describes inputs, derived columns and columns not in the model; columns are named as in the whole log."""
     kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():

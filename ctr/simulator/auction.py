@@ -106,7 +106,7 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
 def true_logit(
     config: WorldConfig, world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed
 ) -> np.ndarray:
-    """Computes the logit of a click on an ad that is examined, [N], with what the interests of the moment add."""
+    """Computes the logit of a click on an examined ad, [N], with the effect of current interests."""
     interest = interest_logit(config, queries, ads, placed.query, placed.ad)
     return quality_logit(world, now, queries, ads, placed) + interest
 
@@ -166,7 +166,7 @@ def run_auction(
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
-    # Without a reserve also what is worth nothing is shown, for nothing.
+    # Without a reserve, worthless ads are shown too, at price 0.
     price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
     placed = _placed(ads, ranked, (query, slot), position)
     return Impressions(
@@ -317,7 +317,7 @@ def current_themes(
         number = changes.sum(axis=1)
         drawn = uniform_hash(key + number.astype(np.uint64), f"theme {seed}")
         theme[searched] = (drawn * interests.themes).astype(np.int64)
-        # Where nothing changed before this time, the theme is that of the span before.
+        # Without a change before this time, the theme of the previous span holds.
         searched = searched[number == 0]
         span[searched] -= 1
         until[searched] = 1.0

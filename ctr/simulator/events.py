@@ -36,7 +36,7 @@ _IMPRESSIONS, _CLICKS = KINDS
 
 
 class EventFiles:
-    """Writes events hour by hour of their arrival, while the log grows; holds those of hours that are not complete."""
+    """Writes events by hour of arrival while the log grows; buffers the events of incomplete hours."""
 
     def __init__(self, config: SimulatorConfig, folder: Path, ids: FeatureIds) -> None:
         _begin_folder(config, folder)
@@ -58,7 +58,7 @@ class EventFiles:
         self._write(int(served.queries.time_us[-1]) // HOUR_US)
 
     def finish(self) -> dict[str, int]:
-        """Writes the remaining events; returns the counts of files and of what was delivered, duplicates included."""
+        """Writes the remaining events; returns the counts of files and of deliveries, duplicates included."""
         self._write(None)
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 

@@ -108,7 +108,7 @@ def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _
 
 
 class FeatureIds:
-    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once."""
+    """Makes the ids of placed ads from users, queries, ads and pages, each of which is hashed once."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
         self.schema = schema

@@ -77,7 +77,7 @@ def simulate(
     """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
 
     Continues a log that an interrupted run of the same config left. ``randomized`` is the folder of a second log, of
-    the examples of randomized queries alone; ``events`` that of the traffic as raw events. Returns ``Counts`` of both.
+    the examples of randomized queries alone; ``events`` the folder of its raw events. Returns ``Counts`` of both.
     Raises InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
@@ -212,7 +212,7 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    # How many ads a page shows is decided by what is predicted for them.
+    # The predictions decide how many ads a page shows.
     times = start, start + DAY_US
     manifest = publish_partition(folder, world_schema(config), *times, rows, counts_pages=False)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):

@@ -1,4 +1,4 @@
-"""What a run's sums say beside its metrics: baselines that cost nothing, and courses over the pass."""
+"""Figures of a run derived from its sums: base-rate baselines, and metrics over the pass."""
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ _MAX_POINTS, _LEAST_POINTS, _USUAL_POINTS, _ENOUGH = 100, 5, 25, 400
 
 
 def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
-    """Returns the logloss of predictions that cost nothing, by what they are.
+    """Returns the logloss of base-rate predictions, by name.
 
     ``the base rate`` is the click rate of all rows. For each feature by which the run is sliced, ``base rate by
     FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
@@ -90,7 +90,7 @@ def point_starts(examples: IntArray) -> IntArray:
             starts.append(window)
             held = 0
         held += size
-    # What is left at the end may be a few rows.
+    # The last point may have few rows.
     if len(starts) > 1 and held < least / 2:
         starts.pop()
     return np.array(starts, np.int64)

@@ -105,7 +105,7 @@ def draw(
     title: str, note: str, alt: str, fill: Callable[[Axes], None], size: tuple[float, float] = (_WIDTH, _HEIGHT),
     left: float = 0.62, bottom: float = 0.45,
 ) -> Figure:  # fmt: skip
-    """Draws a figure; margins are in inches, ``alt`` says in words what is seen."""
+    """Draws a figure; margins are in inches, ``alt`` describes it in words."""
     width, height = size
     with matplotlib.rc_context(_STYLE):
         plot = Plot(figsize=size, dpi=72)
@@ -129,7 +129,7 @@ def draw(
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referred else "", svg)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    # An element of a page may refer to parts of another one that have the same id.
+    # An element of a page may refer to parts of another figure with the same id.
     prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
     svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
     words = f'class="plot" role="img" aria-label="{escape(alt)}" '
@@ -309,7 +309,7 @@ def _margins(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArra
 
 
 def _usual_ends(y: FloatArray, low: FloatArray, high: FloatArray, most: float) -> list[FloatArray]:
-    """Returns the ends of intervals, without those of more than so many times the usual width, which hide the rest."""
+    """Returns the ends of intervals; those above `most` times the usual width, which hide the rest, become empty."""
     width = high - low
     usual = width <= most * np.nanmedian(width) if np.isfinite(width).any() else np.zeros(len(y), np.bool_)
     return [np.where(usual, end, y) for end in (low, high)]

@@ -17,7 +17,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import file_fault, irregular
 
 Table = tuple[str, pd.DataFrame]
-"""A caption, and cells that are text; the first column says what a row is of."""
+"""A caption, and cells of text; the first column names the rows."""
 
 _MARK = b'<meta name="generator" content="ctr">'
 _MARKED_WITHIN = 1 << 16

@@ -29,7 +29,7 @@ def what_was_learned(summary: Mapping[str, Any]) -> str:
 
 
 def accuracy(summary: Mapping[str, Any], importance: Importance | None) -> str:
-    """Says what the AUC is, and which features the model uses most."""
+    """States the AUC, and the features that the model uses most."""
     auc = Number(summary["auc"], *summary["auc_ci95"])
     says = auc.margin() if auc.value is not None else "undefined, because all rows are clicks, or none is"
     return f"AUC over {display.amount(summary['examples'])} rows is {says}{_used(importance)}."

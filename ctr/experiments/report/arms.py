@@ -102,7 +102,7 @@ def change_rows(
 ) -> list[Row]:
     """Compares a metric of two arms at the same seeds, at least one, over the same examples.
 
-    ``METRIC_difference`` is the mean over the seeds and, beside it, that of each; ``METRIC_change_percent`` the same in
+    ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
     percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0
     where not, and absent where there is no interval.
     """

@@ -90,7 +90,7 @@ def retrain_rows(
     seeds: Mapping[str, SeedPairs],
     late_from: int | None,
 ) -> tuple[list[Row], dict[tuple[str, str], str], list[tuple[str, Ending]]]:
-    """Measures PD over the last half of the scored time, of arms with retrains, by what the pairs differ in.
+    """Measures PD over the last half of the scored time, of arms with retrains, by kind of retrain.
 
     ``retrain_difference`` is of a run and its retrain, ``seed`` among them the pairs of the arm's seeds; means have
     intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs that there are once all runs are

@@ -49,8 +49,8 @@ def slice_rows(
     """Compares the slices of each family that an arm and its reference measured, at the same seeds.
 
     ``FAMILY/INDEX`` is a slice, which by estimated CTR holds other rows in each run. Its size is the bias's absolute
-    value, below 0 is better. Of a whole family, ``slice_variance`` is that of bias over mean prediction over the
-    slices that both have, each of which counts the same (FF 7.2).
+    value, below 0 is better. Of a whole family, ``slice_variance`` is the unweighted variance of bias over
+    mean prediction over the slices that both have (FF 7.2).
     """
     rows: list[Row] = []
     for family in (candidate for candidate in families if candidate in reference_families):

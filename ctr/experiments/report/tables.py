@@ -14,7 +14,7 @@ from ctr.experiments.plan import Plan
 from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import CURVE_COSTS, Experiment
 
-PAPER = "paper"  # column of what a publication reports
+PAPER = "paper"  # column of published values
 _PAPER_NOTE = (
     "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
 )
@@ -183,7 +183,7 @@ def _slices(experiment: Experiment, arm: str) -> Iterator[Cells]:
     shown = {f"{entry.family}/{entry.index}": entry for entry in experiment.plan.slices}
     families = {family.name: family for family in experiment.plan.arm(arm).families}
     every = experiment.numbers.by("slice", "slice_weight", arm=arm)
-    # Those that the experiment names, in its order; else those of most weight.
+    # The slices that the experiment names, in its order; else the heaviest ones.
     largest = sorted(every, key=lambda name: -(every[name].value or 0.0))[:_SLICES_SHOWN]
     for key in [name for name in shown or largest if name in every]:
         name, _, index = key.rpartition("/")

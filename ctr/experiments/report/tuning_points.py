@@ -35,7 +35,7 @@ class TuningPoint:
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Sorts the points by ascending cost; of those of equal cost only the most accurate."""
+    """Sorts the points by ascending cost, with only the most accurate of equal cost."""
     best: dict[float, CurvePoint] = {}
     for point in points:
         held = best.get(point.cost)

@@ -60,7 +60,7 @@ def as_text(experiment: Experiment) -> str:
 
 
 def table_lines(experiment: Experiment) -> list[str]:
-    """Returns the lines of all tables, cells of words cut short, and what is missing."""
+    """Returns the lines of all tables, with long texts cut, and the missing results."""
     lines = []
     for table in experiment_tables(experiment):
         # The others are on the page alone.
