@@ -1,14 +1,14 @@
-"""Importance of a run's features, from sums by query bucket of the loss with and without what each of them says.
+"""Importance of a run's features, from the loss with and without each feature, summed by query bucket.
 
-The arrays have a row for each of the P positions of the pass where the next rows of the log were
+The arrays have a row for each of the P positions of the pass at which the next rows of the log were
 scored::
 
     position          int64 [P], rows of the log before it
     rows              int64 [P], how many rows were scored
     weight            float64 [P, K], metric weight of the rows
     loss              float64 [P, K], their logloss times weight
-    WAY/FEATURE       float64 [P, K], by how much that grew without the feature, in one of two ways: ``SHARED``, its
-                      ids were replaced by one that the model does not know, or ``SHUFFLED``, by those of other rows
+    WAY/FEATURE       float64 [P, K], increase of the loss without the feature, in one of two ways: ``SHARED``, its
+                      ids were replaced by an unknown id, or ``SHUFFLED``, by the ids of other rows
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ class Traffic(SumState):
 
 
 class ProgressiveMetrics:
-    """Every metric of progressive validation (FF section 2.1), as one mergeable state.
+    """Mergeable state of all metrics of progressive validation (FF section 2.1).
 
     Each example is given once, with the prediction made before it was trained on. A window of a run has its
     own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new

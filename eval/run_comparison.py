@@ -52,7 +52,7 @@ class Cost:
 
     @property
     def verdict(self) -> str:
-        """Says that the ratio is not distinguishable from 1, where that is so."""
+        """Returns a note if the ratio is not distinguishable from 1, else an empty string."""
         return "not significant" if self.span is not None and self.span[0] <= 1 <= self.span[1] else ""
 
     @property

@@ -1,4 +1,4 @@
-"""From the configuration of an experiment to its plan and its calls, everything checked before the first run."""
+"""Plans the runs and the calls of an experiment, everything checked before the first run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -266,7 +266,7 @@ def _make_teachers(
     for name, teacher in experiment.teachers.items():
         content = {**changed(baseline, teacher.set), "record_predictions": True}
         config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
-        # A log that has grown has a sidecar of its own: no recording can extend the shorter log's.
+        # A log that has grown has a new sidecar: no recording can extend the shorter log's.
         sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
         equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
         teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)

@@ -51,7 +51,7 @@ class Prefix:
 
     @property
     def end(self) -> str | None:
-        """The same time in ISO 8601."""
+        """``end_us`` in ISO 8601."""
         if self.end_us is None:
             return None
         return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()

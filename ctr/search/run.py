@@ -116,7 +116,7 @@ def run_search(
 
 
 def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str) -> None:
-    """Writes the search beside what comes of it; raises InputError where another one has trained."""
+    """Writes the search beside its results; raises InputError where another one has trained."""
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if (out / "supernet").exists():

@@ -111,7 +111,7 @@ def _compare(runs: Sequence[ShownRun]) -> dict[int, RunComparison | str]:
 
 
 def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
-    """Says whether each run is better than the first; for a single run, what it learned."""
+    """Returns whether each run is better than the first; for a single run, what it learned."""
     if len(runs) == 1:
         return [words.what_was_learned(runs[0].summary)]
     return [

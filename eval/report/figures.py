@@ -23,7 +23,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
-"""Of Okabe and Ito, which people with any kind of color vision can distinguish."""
+"""Palette of Okabe and Ito, which people with any kind of color vision can distinguish."""
 DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
 SIGNS, MARKERS = "●■▲◆▼✚", ("o", "s", "^", "D", "v", "P")
 INK, QUIET, GRID = "#1f2933", "#8a94a0", "#e4e7eb"

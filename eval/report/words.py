@@ -17,7 +17,7 @@ _FEATURES_NAMED = 3
 
 
 def what_was_learned(summary: Mapping[str, Any]) -> str:
-    """Says of a run whether it is better than the base rate, and whether it is calibrated.
+    """States whether a run is better than the base rate, and whether it is calibrated.
 
     ``summary`` has the metrics of `ctr.eval.progressive.ProgressiveMetrics.summary`.
     """
@@ -63,7 +63,7 @@ def _used(importance: Importance | None) -> str:
 
 
 def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
-    """Says how a run's logloss compares with the best of predictions that cost nothing."""
+    """Compares a run's logloss with the best base-rate prediction."""
     features = {name: baseline for name, baseline in baselines.items() if name != "the base rate"}
     if not features:
         return (
@@ -80,7 +80,7 @@ def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
 
 
 def gates(summary: Mapping[str, Any]) -> str:
-    """Says how much of the prediction each expert behind the first has; empty where there is one model."""
+    """States the weight of each expert after the first in the prediction; empty for a single model."""
     shares = [
         f"the share of {key.removesuffix('_gate')} is {value:.2f}"
         for key, value in summary.items()
@@ -91,7 +91,7 @@ def gates(summary: Mapping[str, Any]) -> str:
 
 
 def compared(comparison: RunComparison, names: tuple[str, str]) -> str:
-    """Says whether the second run is better, by how much, and at what cost in time."""
+    """States whether the second run is better, by how much, and at what cost in time."""
     metrics, (first, second) = comparison.metrics, names
     metric = next(
         (name for name in ("per_query_auc", "auc", "logloss") if not metrics.loc[name, "no_interval"]), None

@@ -239,7 +239,7 @@ def _decimals_within(number: Number) -> int:
 
 
 def _scored(plan: Plan) -> str:
-    """Says which query times count; a start of 0 and an end of `MAX_TIME_US` are open."""
+    """Describes the query times that count; a start of 0 and an end of `MAX_TIME_US` are open."""
     ends = [
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
         for word, time in zip(("from", "before"), plan.scored_us or (0, MAX_TIME_US), strict=True)

@@ -130,7 +130,7 @@ def result_sections(experiment: Experiment) -> list[Section]:
 
 
 def verdicts(experiment: Experiment) -> list[str]:
-    """Says of each arm whether it is better than its reference, by how much, and at what cost."""
+    """Returns a sentence for each arm: whether it is better than its reference, by how much, and at what cost."""
     texts = []
     for arm in experiment.plan.arms:
         reference = experiment.plan.reference(arm)
