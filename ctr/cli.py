@@ -139,7 +139,7 @@ def _print_failure(error: BaseException, resumes: bool) -> int:
         return USAGE
     status = exit_status(error)
     if isinstance(error, BrokenPipeError):
-        # Whoever read the output is gone; Python would complain about what is left of it when it exits.
+        # The reader of the output is gone; Python would fail to flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return INPUT
     if isinstance(error, Interrupted):

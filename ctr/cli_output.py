@@ -30,20 +30,20 @@ _launcher: Reporter | None = None
 
 
 def connect() -> None:
-    """Makes this process report to the one that started it as a worker, if one did."""
+    """Connects a worker process to the process that started it, if any."""
     global _launcher
     _launcher = reporter_of()
 
 
 def report(kind: str, **content: Any) -> None:
-    """Reports to the process that started this one as a worker, if one did."""
-    # The others would say what the first one says.
+    """Reports to the process that started this worker, if any."""
+    # The other workers would repeat the first one's messages.
     if _launcher is not None and (_launcher.rank == 0 or kind in ("error", "joining")):
         _launcher.report(kind, **content)
 
 
 class _Messages(logging.Handler):
-    """Prints messages to what is standard error at the time, above a progress bar that may be there."""
+    """Prints messages to the current standard error, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(" ".join(record.getMessage().split()))
@@ -59,19 +59,19 @@ class _Messages(logging.Handler):
 
 
 def set_verbosity(verbosity: int) -> None:
-    """Prints what is logged: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
+    """Sets the log level: errors (-1), also warnings (0), or also files and compilations (1)."""
     log.setLevel({-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}[verbosity])
     if not any(isinstance(handler, _Messages) for handler in log.handlers):
         log.addHandler(_Messages())
 
 
 def is_quiet() -> bool:
-    """Tells whether nothing but results and errors is to be printed."""
+    """Returns whether only results and errors are printed."""
     return not log.isEnabledFor(logging.WARNING)
 
 
 def note(text: str) -> None:
-    """Prints to standard error what is no result, unless it is to be quiet."""
+    """Prints a message to standard error, unless the command is quiet."""
     if not is_quiet():
         report("note", text=text)
         say(text, text)
@@ -122,11 +122,11 @@ class Bar:
         self._bar.unpause()
 
     def __call__(self, position: int, metrics: Mapping[str, Any] | None = None) -> None:
-        known = {key: value for key, value in (metrics or {}).items() if value is not None}
-        shown = [f"{name} {known[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in known]
+        values = {key: value for key, value in (metrics or {}).items() if value is not None}
+        shown = [f"{name} {values[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in values]
         is_first, self._is_late = self._is_late, False
         if is_first:
-            # A compilation, and what a resumed run had passed before, say nothing about the rate.
+            # A compilation, and rows that a resumed run had passed before, say nothing about the rate.
             self._begin(position)
         self._position = position
         if self._says_lines and self._clock() - self._line_at >= LINE_SECONDS:
@@ -151,7 +151,7 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows what is done instead of learning, at once; an empty word: nothing else."""
+        """Shows an activity other than learning at once; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)
@@ -205,7 +205,7 @@ def training_bar(total: int | None) -> Bar | ReportedBar:
 
 
 def show_report(reported: Report, bar: Bar) -> str:
-    """Shows what the first worker reports as if this process trained; returns the kind of any worker's report."""
+    """Shows the first worker's reports as if this process trained; returns the kind of any worker's report."""
     content, kind = reported.content, reported.kind
     if reported.rank:
         return kind

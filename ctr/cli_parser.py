@@ -71,13 +71,13 @@ class Command(click.Command):
 
     def __init__(self, name: str, module: str, function: str, *bound: str, text: str = "") -> None:
         super().__init__(name, help=text)
-        self._place, self._bound = (module, function), bound
+        self._target, self._bound = (module, function), bound
 
     def load(self) -> None:
         """Imports the function, if that is not done."""
         if self.callback is not None:
             return
-        module, function = self._place
+        module, function = self._target
         run: Callable[..., Any] = getattr(importlib.import_module(f"ctr.{module}"), function)
         self.help = self.help or inspect.getdoc(run)
         self.callback = run = functools.partial(run, *self._bound)

@@ -22,7 +22,7 @@ from ctr.workers.seats import read_place
 if TYPE_CHECKING:
     from ctr.training.follow import Followed
 
-_Place: TypeAlias = Any  # what ``read_place`` returns: among the workers of a cluster, or None
+_Worker: TypeAlias = Any  # what ``read_place`` returns: among the workers of a cluster, or None
 _TIMEOUT_SECONDS = 60.0
 # To load TensorFlow and to look at the log takes far less.
 _START_SECONDS = 600.0
@@ -64,11 +64,11 @@ def train(options: Options) -> None:
         from ctr.training.run.summary import LearningError, summary_text, train_result
         from ctr.training.validate import validate
 
-    place = read_place()
-    if place is not None and place.size == 1:
-        place = None
-    size = _check_workers(options, place)
-    is_first = place is None or place.rank == 0
+    worker = read_place()
+    if worker is not None and worker.size == 1:
+        worker = None
+    size = _check_workers(options, worker)
+    is_first = worker is None or worker.rank == 0
     config = load_model(TrainConfig, options.config, "config", options.set_)
     if options.skip:
         config = _with_skips(options, config, size, is_first)
@@ -100,16 +100,16 @@ def train(options: Options) -> None:
             summary = train_result(options.log, run, summary, options.record)
             if warning := summary.get("calibration_warning"):
                 log.warning("%s: %s", run, warning)
-        elif size > 1 and place is None:
+        elif size > 1 and worker is None:
             _launch(options, size)
             return
         elif options.follow:
-            followed = _follow(options, config, place, begun)
+            followed = _follow(options, config, worker, begun)
             if is_first:
                 print_result(dataclasses.asdict(followed), f"{run}: {followed.as_text()}")
             return
         else:
-            summary = _pass(options, config, place, begun)
+            summary = _pass(options, config, worker, begun)
     except LearningError as failure:
         # Of a run that learned nothing, the first worker prints the results before the command fails.
         if failure.summary is not None and is_first:
@@ -120,25 +120,25 @@ def train(options: Options) -> None:
 
 
 def _with_skips(options: Options, config: Any, size: int, is_first: bool) -> Any:
-    """Returns the run's configuration with the ranges of ``--skip``; one that is given too has to agree with it."""
+    """Returns the run's configuration with the ranges of ``--skip``; a configuration file must agree with it."""
     from ctr.training.run.directory import add_skips, parse_skip, read_run_config
     from ctr.training.validate import validate
 
     ranges = [parse_skip(text) for text in options.skip]
     before = read_run_config(options.out)
-    is_given = options.config is not None or options.set_
-    validate(config if is_given else before, options.log, options.out, workers=size, follows=options.follow)
+    has_config = options.config is not None or options.set_
+    validate(config if has_config else before, options.log, options.out, workers=size, follows=options.follow)
     return add_skips(options.out, ranges, writes=is_first)
 
 
-def _check_workers(options: Options, place: _Place) -> int:
-    size = 1 if place is None else place.size
+def _check_workers(options: Options, worker: _Worker) -> int:
+    size = 1 if worker is None else worker.size
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
-        given = getattr(options, option)
-        # Also of what is no number: NaN.
-        if given is not None and not least <= given < float("inf"):
-            raise InputError(f"--{option.replace('_', '-')} {given}: allowed: {least:g} and more")
+        value = getattr(options, option)
+        # Also rejects NaN.
+        if value is not None and not least <= value < float("inf"):
+            raise InputError(f"--{option.replace('_', '-')} {value}: allowed: {least:g} and more")
     if options.max_restarts is not None and options.workers is None:
         raise InputError("--max-restarts goes with --workers")
     if size > 1 and options.workers not in (None, size):
@@ -161,26 +161,26 @@ def _check_device(device: str | None, size: int, config: Any) -> None:
         raise InputError("config: jit: false is not possible with --device tpu; allowed: auto, true")
 
 
-def _load_tensorflow(device: str | None, place: _Place) -> None:
+def _load_tensorflow(device: str | None, worker: _Worker) -> None:
     # Without others alone: a worker's steps are not compiled.
-    load_tensorflow(keeps_loops=place is None)
+    load_tensorflow(keeps_loops=worker is None)
     if device is not None:
         from ctr.training.device import use_device
 
         use_device(device)
 
 
-def _pass(options: Options, config: Any, place: _Place, begun: float) -> dict[str, Any]:
+def _pass(options: Options, config: Any, worker: _Worker, begun: float) -> dict[str, Any]:
     from ctr.data.log import read_manifests
 
-    _load_tensorflow(options.device, place)
+    _load_tensorflow(options.device, worker)
     with importing():
         from ctr.serving.export import export_from_run
         from ctr.training.loop import Process, train
         from ctr.training.warm_start.start import InitFrom
 
     total = sum(manifest.rows for manifest in read_manifests(options.log))
-    with closing(training_bar(total)) as bar, _joined(options, place) as joined:
+    with closing(training_bar(total)) as bar, _joined(options, worker) as joined:
         return train(
             options.log,
             config,
@@ -193,11 +193,11 @@ def _pass(options: Options, config: Any, place: _Place, begun: float) -> dict[st
         )
 
 
-def _follow(options: Options, config: Any, place: _Place, begun: float) -> "Followed":
+def _follow(options: Options, config: Any, worker: _Worker, begun: float) -> "Followed":
     with ExitStack() as held:
         # Alone, a signal is noticed while TensorFlow loads.
-        alone = held.enter_context(_joined(options, None)) if place is None else {}
-        _load_tensorflow(options.device, place)
+        alone = held.enter_context(_joined(options, None)) if worker is None else {}
+        _load_tensorflow(options.device, worker)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
         from ctr.training.loop import Process
@@ -205,7 +205,7 @@ def _follow(options: Options, config: Any, place: _Place, begun: float) -> "Foll
 
         poll = POLL_SECONDS if options.poll is None else options.poll
         bar = held.enter_context(closing(training_bar(None)))
-        joined = alone or held.enter_context(_joined(options, place))
+        joined = alone or held.enter_context(_joined(options, worker))
         return follow(
             options.log,
             config,
@@ -219,9 +219,9 @@ def _follow(options: Options, config: Any, place: _Place, begun: float) -> "Foll
 
 
 @contextmanager
-def _joined(options: Options, place: _Place) -> Iterator[dict[str, Any]]:
-    """Joins the other workers; yields what a run is to be given: these, and why to stop."""
-    if place is None:
+def _joined(options: Options, worker: _Worker) -> Iterator[dict[str, Any]]:
+    """Joins the other workers; yields keywords of ``Process``: the workers, and the stop signal."""
+    if worker is None:
         with stop_signals() as stop:
             yield {"stop": stop}
         return
@@ -230,7 +230,7 @@ def _joined(options: Options, place: _Place) -> Iterator[dict[str, Any]]:
 
     has_joined = True
     cli_output.report("joining")
-    workers = join(place, options.worker_timeout or _TIMEOUT_SECONDS)
+    workers = join(worker, options.worker_timeout or _TIMEOUT_SECONDS)
     # After that: TensorFlow takes SIGTERM for itself, and would only note it.
     with stop_signals() as stop:
         yield {"workers": workers, "stop": stop}

@@ -40,8 +40,8 @@ def export(
     from ctr.serving.export import export_run
 
     exported = export_run(run, out, checkpoint)
-    result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    print_result(result, f"{exported.path}" + ("" if exported.made else ": exists already"))
+    result = {"model": str(exported.path), "made": exported.is_new, "position": exported.metadata["position"]}
+    print_result(result, f"{exported.path}" + ("" if exported.is_new else ": exists already"))
 
 
 def score(

@@ -15,7 +15,7 @@ log = logging.getLogger("ctr")
 
 
 def load_tensorflow(keeps_loops: bool = False) -> None:
-    """Imports TensorFlow without the notices that it prints whatever the log level is, and without Keras.
+    """Imports TensorFlow without its notices, which ignore the log level, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
     TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.
@@ -46,7 +46,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Keeps the garbage collector from looking at what is imported: TensorFlow alone is 400,000 objects, which stay.
+    """Excludes imported objects from garbage collection: TensorFlow alone has 400,000, which stay.
 
     It would look through all of them several times during the imports, and now and then later. SIGINT waits.
     """
@@ -56,7 +56,7 @@ def importing() -> Iterator[None]:
         with delaying_interrupts():
             yield
     finally:
-        # What is frozen is never collected: once for each module, not once for each command of a process.
+        # Frozen objects are never collected: freeze once per module, not once per command of a process.
         if len(sys.modules) > before:
             gc.freeze()
         if was_enabled:

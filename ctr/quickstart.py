@@ -2,7 +2,7 @@
 
 ::
 
-    OUT/quickstart.json    what the command was given, and the mapping that the log was made with
+    OUT/quickstart.json    the command's input, and the mapping that the log was made with
     OUT/mapping.yaml       how the table is read, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
@@ -57,33 +57,33 @@ class Tools:
     load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
 
-def default_out(given: Path) -> Path:
-    """Returns the output directory where none is given: beside the table, named after it."""
-    whole = given.resolve()
+def default_out(path: Path) -> Path:
+    """Returns the default output directory: beside the table, named after it."""
+    whole = path.resolve()
     # The parent of `.` and of `..` is not beside them.
-    parent = whole.parent if given.name in ("", "..") else given.parent
+    parent = whole.parent if path.name in ("", "..") else path.parent
     return parent / f"{whole.name.split('.')[0] or whole.name}-quickstart"
 
 
 def check_quickstart_folder(out: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of ``ctr quickstart``."""
-    check_output_folder(out, "a quickstart", lambda found: (found / RECORD).is_file())
+    check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
 
 
-def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
-    """Writes a mapping, ingests, trains and writes the report; what is there already is not done again.
+def run_quickstart(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+    """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
 
     Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
     same by hand. Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output
     directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
     """
-    result = write_mapping(given, out, options, tools)
+    result = write_mapping(path, out, options, tools)
     mapping = load_mapping(out / MAPPING)
     record = _check_mapping(out, _read_record(out))
     log, run = out / LOG, out / RUN
     if record.ingested is None:
-        record = _ingest(given, out, mapping, record, tools)
+        record = _ingest(path, out, mapping, record, tools)
     else:
         tools.say(f"{log} is complete already")
     summary = _train(log, run, tools)
@@ -100,15 +100,15 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
     }
 
 
-def write_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+def write_mapping(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Writes the mapping, unless that was done for the same table and options; the same command goes on from there.
 
     Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
     """
     check_quickstart_folder(out)
-    record = _begin(given, out, options, tools)
+    record = _begin(path, out, options, tools)
     steps = (
-        ("ctr", "ingest", "table", given, "--mapping", out / MAPPING, "--out", out / LOG),
+        ("ctr", "ingest", "table", path, "--mapping", out / MAPPING, "--out", out / LOG),
         ("ctr", "train", out / LOG, "--out", out / RUN),
         ("ctr", "report", out / RUN),
     )
@@ -119,15 +119,15 @@ def write_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dic
 def result_text(out: Path, result: dict[str, Any]) -> str:
     """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [summary_text(out / RUN, result["summary"])]
-    strongest = strongest_text([(one["column"], one["auc"]) for one in result["strongest"]])
+    strongest = strongest_text([(column["column"], column["auc"]) for column in result["strongest"]])
     lines += [strongest] if strongest else []
     lines += ["", f"How the table is read is in {result['mapping']}. By hand:"]
     lines += [f"  {command}" for command in result["commands"]]
     return "\n".join([*lines, "", f"The report: {result['report']}"])
 
 
-def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
-    table = find_table(given, options.label)
+def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
+    table = find_table(path, options.label)
     files = {file.name: file.path.stat().st_size for file in table.files}
     named = {name: value for name, value in dataclasses.asdict(options).items() if value}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
@@ -138,38 +138,38 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
             for name, values in record.options.items()
             for value in (values if isinstance(values, list) else [values])
         )
-        for known, now, was in (
-            (record.input, str(given.resolve()), f"is the quickstart of {record.input}:"),
-            (record.files, files, f"was begun when the files of {given} had other names or sizes:"),
+        for recorded, now, was in (
+            (record.input, str(path.resolve()), f"is the quickstart of {record.input}:"),
+            (record.files, files, f"was begun when the files of {path} had other names or sizes:"),
             (record.options, named, f"was begun with {begun}: give the same, or"),
         ):
-            if known != now:
+            if recorded != now:
                 raise InputError(f"{out} {was} use another --out")
         if (out / MAPPING).is_file():
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record
-    draft = draft_table(given, table, options, tools.say)
-    lines = [f"{given}:", decision_table(draft.columns, tools.width), *(f"- {note}" for note in draft.notes)]
+    draft = draft_table(path, table, options, tools.say)
+    lines = [f"{path}:", decision_table(draft.columns, tools.width), *(f"- {note}" for note in draft.notes)]
     tools.say("\n".join(lines))
     columns = [
-        {"column": name, "becomes": one.becomes, "because": one.because}
-        for name, one in draft.columns.items()
+        {"column": name, "becomes": column.becomes, "because": column.because}
+        for name, column in draft.columns.items()
     ]
     record = Record(
-        input=str(given.resolve()),
+        input=str(path.resolve()),
         files=files,
         options=named,
         columns=tuple(columns),
         strongest=tuple(draft.strongest[:SHOWN]),
     )
     _write_record(out, record)
-    write_atomic_bytes(out / MAPPING, mapping_text(draft, given.name).encode())
+    write_atomic_bytes(out / MAPPING, mapping_text(draft, path.name).encode())
     tools.say(f"Wrote {out / MAPPING}")
     return record
 
 
 def draft_table(
-    given: Path, table: TableFiles, options: Options, say: Callable[[str], None] = lambda text: None
+    path: Path, table: TableFiles, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> Draft:
     """Drafts the mapping of a table; InputError, after the columns that could be it were shown, without a label."""
     sample = read_sample(table)
@@ -177,11 +177,11 @@ def draft_table(
         return draft_mapping(table, sample, options)
     choices = list_labels(table, sample)
     shown = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
-    say("\n".join([f"{given}: the label can be", *(f"  {line}" for line in shown)]))
+    say("\n".join([f"{path}: the label can be", *(f"  {line}" for line in shown)]))
     hint = (
         joined(shown) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
     )
-    raise InputError(f"{given}: --label is required: the column that says which rows are positive", hint)
+    raise InputError(f"{path}: --label is required: the column that says which rows are positive", hint)
 
 
 def _read_record(out: Path) -> Record:
@@ -209,14 +209,14 @@ def _check_mapping(out: Path, record: Record) -> Record:
     return record
 
 
-def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Tools) -> Record:
+def _ingest(path: Path, out: Path, mapping: Mapping, record: Record, tools: Tools) -> Record:
     tools.load_tensorflow()
     from ctr.pipelines.tables.ingest import ingest
 
-    tools.say(f"Ingesting {given} -> {out / LOG}")
+    tools.say(f"Ingesting {path} -> {out / LOG}")
     bar = tools.bar(None, "rows")
     try:
-        result = ingest(mapping, [given], out / LOG, progress=bar.advance)
+        result = ingest(mapping, [path], out / LOG, progress=bar.advance)
     except InputError as error:
         raise InputError(str(error), f"edit {out / MAPPING}, and run the same command again") from None
     finally:

@@ -115,9 +115,9 @@ def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | 
     scores = checked_finite("score", score)
     weights = np.ones(len(clicked)) if weight is None else checked_weights(weight)
     check_same_length(label=clicked, score=scores, weight=weights)
-    _, place = np.unique(scores, return_inverse=True)
+    _, rank = np.unique(scores, return_inverse=True)
     by_score = np.zeros((2, len(scores)))
-    np.add.at(by_score, (clicked.astype(np.int64), place), weights)
+    np.add.at(by_score, (clicked.astype(np.int64), rank), weights)
     return float(_auc(by_score[0], by_score[1]))
 
 

@@ -76,13 +76,13 @@ class SliceCalibration:
         self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
-        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, those of weight 0 included."""
+        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, also of weight 0."""
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)
-        check_same_length(slice_ids=checked, rows=rows.kept)
-        places, distinct = pd.factorize(checked[rows.kept])
-        slices = self._number(distinct)[places]
+        check_same_length(slice_ids=checked, rows=rows.has_weight)
+        indices, distinct = pd.factorize(checked[rows.has_weight])
+        slices = self._number(distinct)[indices]
         self._cells.add(slices * BUCKETS + rows.bucket, (*_terms(rows), rows.weight * rows.loss))
         bins = np.clip((rows.logit + _BIN_LIMIT) * _BINS_PER_LOGIT, 0, BUCKETS - 1).astype(np.int64)
         self._bins.add(
@@ -92,9 +92,9 @@ class SliceCalibration:
 
     def merge(self, other: Self) -> None:
         numbers = self._number(np.fromiter(other._numbers, np.int64, len(other._numbers)))
-        for own, table in ((self._cells, other._cells), (self._bins, other._bins)):
+        for target, table in ((self._cells, other._cells), (self._bins, other._bins)):
             keys, sums = table.items()
-            own.add(_renumbered(keys, numbers), sums)
+            target.add(_renumbered(keys, numbers), sums)
 
     def clear(self) -> None:
         self._numbers = {}
@@ -102,26 +102,26 @@ class SliceCalibration:
         self._bins = KeyedSums(width=2)
 
     def _number(self, ids: IntArray) -> IntArray:
-        """Numbers of distinct ids [S]; new ones get the next."""
-        known = self._numbers
-        return np.fromiter((known.setdefault(one, len(known)) for one in ids.tolist()), np.int64, len(ids))
+        """Returns the slice numbers of distinct ids [S]; new ids get the next numbers."""
+        table = self._numbers
+        return np.fromiter((table.setdefault(key, len(table)) for key in ids.tolist()), np.int64, len(ids))
 
     def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
-        """Ids [S], ascending; for cells and bins the keys, ascending, by the ids' places, and their sums."""
+        """Returns the ids [S] and, for cells and bins, the keys by rank of the id, all ascending, with their sums."""
         ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
         order = np.argsort(ids)
-        places = np.empty(len(ids), np.int64)
-        places[order] = np.arange(len(ids))
+        ranks = np.empty(len(ids), np.int64)
+        ranks[order] = np.arange(len(ids))
         tables = []
         for table in (self._cells, self._bins):
             keys, sums = table.items()
-            keys = _renumbered(keys, places)
+            keys = _renumbered(keys, ranks)
             by_key = np.argsort(keys)
             tables.append((keys[by_key], sums[:, by_key]))
         return ids[order], tables
 
     def result(self) -> "pd.DataFrame":
-        """Table with a row per slice, by ascending id.
+        """Returns a table with a row per slice, by ascending id.
 
         Columns: id, weight, mean_label, mean_prediction, bias with ci95_low and ci95_high (NaN for a slice
         in fewer than two query buckets), calibration_ratio and logloss with ``_low`` and ``_high``, and auc.
@@ -129,13 +129,13 @@ class SliceCalibration:
         import pandas as pd
 
         ids, ((keys, sums), bins) = self._ordered()
-        place = keys // BUCKETS
+        slice_index = keys // BUCKETS
         parts = []
         for start in range(0, max(len(ids), 1), _SLICES_AT_ONCE):
             part = ids[start : start + _SLICES_AT_ONCE]
-            cells = slice(*np.searchsorted(place, [start, start + len(part)]))
+            cells = slice(*np.searchsorted(slice_index, [start, start + len(part)]))
             dense = np.zeros((BUCKETS, len(part), _CELL_SUMS))
-            dense[keys[cells] % BUCKETS, place[cells] - start] = sums[:, cells].T
+            dense[keys[cells] % BUCKETS, slice_index[cells] - start] = sums[:, cells].T
             table = _bias_table(part, dense[..., :3])
             clicks, logloss = _ratio_estimate(dense), _mean_estimate(dense[..., 3], dense[..., 0])
             for name, estimate, (low, high) in (
@@ -147,13 +147,13 @@ class SliceCalibration:
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
-        """Weight, bias, bias over mean prediction of slices 0 to `count` - 1; without rows 0, NaN, NaN."""
-        known, ((keys, sums), _) = self._ordered()
-        ids = known[keys // BUCKETS]
-        kept = (ids >= 0) & (ids < count)
+        """Returns weight, bias, bias over mean prediction of slices 0 to `count` - 1; 0, NaN, NaN without rows."""
+        all_ids, ((keys, sums), _) = self._ordered()
+        ids = all_ids[keys // BUCKETS]
+        inside = (ids >= 0) & (ids < count)
         dense = np.zeros((BUCKETS, count, 3))
-        dense[keys[kept] % BUCKETS, ids[kept]] = sums[:3, kept].T
-        label, prediction = (_mean_estimate(dense[..., place], dense[..., 0]) for place in (1, 2))
+        dense[keys[inside] % BUCKETS, ids[inside]] = sums[:3, inside].T
+        label, prediction = (_mean_estimate(dense[..., column], dense[..., 0]) for column in (1, 2))
         bias = _bias_estimate(dense)
         return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
@@ -181,29 +181,29 @@ class SliceCalibration:
             raise ValueError("SliceCalibration.id must be int64 [S], ascending")
         state = cls()
         state._number(ids)
-        for own, (key, sums) in zip((state._cells, state._bins), tables, strict=True):
-            places = key // BUCKETS
-            if ((places < 0) | (places >= len(ids))).any():
+        for target, (key, sums) in zip((state._cells, state._bins), tables, strict=True):
+            indices = key // BUCKETS
+            if ((indices < 0) | (indices >= len(ids))).any():
                 raise ValueError("SliceCalibration: a key is of no slice")
-            own.add(key, sums)
+            target.add(key, sums)
         return state
 
 
 def _renumbered(keys: IntArray, numbers: IntArray) -> IntArray:
-    """Keys [C] of slices and buckets, with other numbers [S] of the slices."""
+    """Returns keys [C] of slices and buckets with the slices renumbered by `numbers` [S]."""
     renumbered: IntArray = numbers[keys // BUCKETS] * BUCKETS + keys % BUCKETS
     return renumbered
 
 
 def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
-    """AUC of each slice [S], by the sums [2, D] of the keys [D], ascending; NaN where a class is absent."""
+    """Returns the AUC of each slice [S] from the sums [2, D] of ascending `keys` [D]; NaN where a class is absent."""
     auc = np.full(slices, np.nan)
     bounds = np.searchsorted(keys // BUCKETS, np.arange(slices + 1))
-    for place, (begin, end) in enumerate(pairwise(bounds)):
+    for index, (begin, end) in enumerate(pairwise(bounds)):
         negative, positive = sums[:, begin:end]
         if negative.sum() > 0 and positive.sum() > 0:
             below = np.cumsum(negative) - negative / 2
-            auc[place] = (positive @ below) / (negative.sum() * positive.sum())
+            auc[index] = (positive @ below) / (negative.sum() * positive.sum())
     return auc
 
 
@@ -332,16 +332,16 @@ class KeyedSums:
         """Adds `values` [width, N] to the sums of `keys` [N], which may repeat."""
         import pandas as pd
 
-        place, distinct = pd.factorize(keys)
-        added = np.array([np.bincount(place, column, len(distinct)) for column in values])
+        index, distinct = pd.factorize(keys)
+        added = np.array([np.bincount(index, column, len(distinct)) for column in values])
         # Ascending, because a sorted search goes through a large table several times faster.
         order = np.argsort(distinct)
         keys, added = distinct[order], added[:, order]
-        for known_keys, known_sums in (self._main, self._recent):
-            where, known = _find(known_keys, keys)
-            for known_column, column in zip(known_sums, added, strict=True):
-                known_column[where[known]] += column[known]
-            keys, added = keys[~known], added[:, ~known]
+        for table_keys, table_sums in (self._main, self._recent):
+            where, matched = _find(table_keys, keys)
+            for table_column, column in zip(table_sums, added, strict=True):
+                table_column[where[matched]] += column[matched]
+            keys, added = keys[~matched], added[:, ~matched]
         if len(keys):
             self._recent = _inserted(self._recent, keys, added)
             if len(self._recent[0]) > max(_SMALLEST_MERGE, len(self._main[0]) // 8):
@@ -349,7 +349,7 @@ class KeyedSums:
                 self._recent = _empty(self._width)
 
     def items(self) -> tuple[IntArray, FloatArray]:
-        """All keys [C], ascending, and their sums [width, C], as copies."""
+        """Returns copies of all keys [C], ascending, and their sums [width, C]."""
         return _inserted(self._main, *self._recent)
 
 
@@ -357,17 +357,17 @@ def _empty(width: int) -> tuple[IntArray, FloatArray]:
     return np.empty(0, np.int64), np.empty((width, 0))
 
 
-def _find(known: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
-    """Places where `keys` [N] stand, or would stand, in the sorted `known`; and whether they do."""
-    place = np.searchsorted(known, keys)
-    inside = place < len(known)
-    found = np.zeros(len(keys), dtype=np.bool_)
-    found[inside] = known[place[inside]] == keys[inside]
-    return place, found
+def _find(table: IntArray, keys: IntArray) -> tuple[IntArray, BoolArray]:
+    """Returns the indices of `keys` [N] in the sorted `table`, or where to insert them; and whether they occur."""
+    index = np.searchsorted(table, keys)
+    inside = index < len(table)
+    is_present = np.zeros(len(keys), dtype=np.bool_)
+    is_present[inside] = table[index[inside]] == keys[inside]
+    return index, is_present
 
 
 def _inserted(
     table: tuple[IntArray, FloatArray], keys: IntArray, sums: FloatArray
 ) -> tuple[IntArray, FloatArray]:
-    place = np.searchsorted(table[0], keys)
-    return np.insert(table[0], place, keys), np.insert(table[1], place, sums, axis=1)
+    index = np.searchsorted(table[0], keys)
+    return np.insert(table[0], index, keys), np.insert(table[1], index, sums, axis=1)

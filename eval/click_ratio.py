@@ -22,7 +22,7 @@ from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.intervals import CONFIDENCE, Estimate
 
 FEW_CLICKS = 15
-"""Effective clicks from which on the interval is that of the jackknife; a quarter of the buckets if that is less."""
+"""Effective clicks from which on the jackknife gives the interval; at most a quarter of the buckets."""
 CLOSE = 0.03  # a model is calibrated if the interval reaches to within this distance of 1
 LIMITS = (0.9, 1.1)  # a model is miscalibrated if the whole interval lies outside
 

@@ -20,8 +20,8 @@ _ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summe
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
     """Metrics of two runs over the same examples and their paired difference, b - a.
 
-    The interval pairs the runs query bucket by query bucket, so it is far narrower than those of the runs
-    themselves: most of their spread is that of the queries. Rows auc, per_query_auc, logloss,
+    The interval pairs the runs query bucket by query bucket, so it is far narrower than the runs' own
+    intervals: most of their spread comes from the queries. Rows auc, per_query_auc, logloss,
     normalized_entropy, calibration_bias, calibration_ratio (index ``metric``); columns a, b, difference,
     relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the difference), significant (the
     interval excludes 0), no_interval (why there is none, else empty), verdict (of calibration_ratio: whose
@@ -82,7 +82,7 @@ def compared_records(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _closer(a: Estimate, b: Estimate) -> str:
-    """Tells whether b's predicted over actual clicks are closer to 1 than a's: better, worse or differs."""
+    """Compares the distance of predicted over actual clicks from 1: b is better, worse or differs."""
     change = difference(distance(a), distance(b))
     if not is_beyond_noise(change):
         return "differs"
@@ -98,7 +98,7 @@ def _relative_percent(change: Estimate, reference: Estimate) -> float:
 
 @dataclass(frozen=True)
 class ScoredExamples:
-    """Counts that distinguish the examples of one run from those of another."""
+    """Counts that distinguish one run's examples from another's."""
 
     examples: int
     queries: int
@@ -111,17 +111,17 @@ class ScoredExamples:
 
 
 def scored_examples(metrics: ProgressiveMetrics) -> ScoredExamples:
-    """Counts of the examples that a run scored."""
+    """Counts the examples that a run scored."""
     traffic = metrics.traffic
     return ScoredExamples(int(traffic.examples), int(traffic.queries), metrics.logloss.class_weight)
 
 
 def same_examples(a: ProgressiveMetrics, b: ProgressiveMetrics) -> bool:
-    """Tells whether two runs scored the same examples, as far as `ScoredExamples` shows."""
+    """Returns whether two runs scored the same examples, as far as `ScoredExamples` shows."""
     return scored_examples(a).same_as(scored_examples(b))
 
 
 def is_beyond_noise(change: Estimate) -> bool:
-    """Tells whether the interval of a scalar difference excludes 0, and it is more than rounding."""
+    """Returns whether the interval of a scalar difference excludes 0, and the difference exceeds rounding."""
     low, high = change.interval()
     return bool((low > 0 or high < 0) and abs(change.point) > _ROUNDING)

@@ -88,11 +88,11 @@ class Number:
         return text if bounds == ABSENT else f"{text} {bounds}"
 
     def map(self, function: Callable[[float], float]) -> "Number":
-        """The number and its ends, each turned into another one by an increasing function."""
-        return Number(*(None if one is None else function(one) for one in (self.value, self.low, self.high)))
+        """Applies an increasing function to the value and the ends."""
+        return Number(*(None if end is None else function(end) for end in (self.value, self.low, self.high)))
 
     def times(self, factor: float) -> "Number":
-        return self.map(lambda one: factor * one)
+        return self.map(lambda end: factor * end)
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:
@@ -136,13 +136,13 @@ def percent(share: float) -> str:
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
 
 
-def fingerprint(one: int) -> str:
-    """Id that is a fingerprint: its 64 bits as hexadecimal digits."""
-    return f"0x{one % 2**64:016x}"
+def fingerprint(identifier: int) -> str:
+    """Formats an id that is a fingerprint as the hexadecimal digits of its 64 bits."""
+    return f"0x{identifier % 2**64:016x}"
 
 
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
-    """Lines that say why metrics have no interval; ``reasons`` by metric, empty where there is one."""
+    """Explains in lines why metrics have no interval; ``reasons`` by metric, empty for those with an interval."""
     metrics: dict[str, list[str]] = {}
     for metric, reason in reasons.items():
         if reason:
@@ -181,9 +181,9 @@ def paired_cells(
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Says in a line that predictions are no better than the base rate; empty where they are.
+    """Warns in a line if predictions are no better than the base rate; else empty.
 
-    The base rate is that of the same rows, known in advance: its normalized entropy is 1. ``summary`` has
+    The base rate of the same rows, known in advance, has normalized entropy 1. ``summary`` has
     ``normalized_entropy`` and ``normalized_entropy_ci95``.
     """
     value = summary.get("normalized_entropy")

@@ -1,14 +1,14 @@
-"""Importance of a run's features, from sums by query bucket of the loss with and without what each of them says.
+"""Importance of a run's features, from the loss with and without each feature, summed by query bucket.
 
-The arrays have a row for each of the P positions of the pass where the next rows of the log were
+The arrays have a row for each of the P positions of the pass at which the next rows of the log were
 scored::
 
     position          int64 [P], rows of the log before it
     rows              int64 [P], how many rows were scored
     weight            float64 [P, K], metric weight of the rows
     loss              float64 [P, K], their logloss times weight
-    WAY/FEATURE       float64 [P, K], by how much that grew without the feature, in one of two ways: ``SHARED``, its
-                      ids were replaced by one that the model does not know, or ``SHUFFLED``, by those of other rows
+    WAY/FEATURE       float64 [P, K], increase of the loss without the feature, in one of two ways: ``SHARED``, its
+                      ids were replaced by an unknown id, or ``SHUFFLED``, by the ids of other rows
 """
 
 from dataclasses import dataclass
@@ -56,12 +56,12 @@ class Importance:
 
 
 def importance_of(arrays: Arrays) -> Importance:
-    """Sums up what a run measured; raises KeyError or ValueError where that is not what it says above."""
+    """Computes the importance from a run's arrays; raises KeyError or ValueError for arrays not described above."""
     count = len(arrays["position"])
     parts = [name.split("/", 1) for name in arrays if "/" in name]
     if arrays["rows"].shape != (count,):
         raise ValueError(f"rows must hold {count} numbers")
-    for name in ("weight", "loss", *("/".join(one) for one in parts)):
+    for name in ("weight", "loss", *("/".join(part) for part in parts)):
         array = arrays[name]
         if array.shape != (count, BUCKETS) or array.dtype.kind != "f" or not np.isfinite(array).all():
             raise ValueError(f"{name} must hold finite numbers, [{count}, {BUCKETS}]")
@@ -74,7 +74,7 @@ def importance_of(arrays: Arrays) -> Importance:
         of_row, of_loss = (_ratio(increase, whole, weight > 0).number() for whole in (weight, loss))
         features.append(FeatureImportance(name, way == SHUFFLED, of_row, of_loss))
     # Stable: of equal importance the first one of the log.
-    features.sort(key=lambda one: -(one.increase.value or 0.0))
+    features.sort(key=lambda feature: -(feature.increase.value or 0.0))
     return Importance(int(arrays["rows"].sum()), count, tuple(features))
 
 

@@ -101,9 +101,9 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 def mean(estimates: Sequence[Estimate]) -> Estimate:
     """Mean of at least one estimate over the same queries, replicate by replicate."""
     return Estimate(
-        point=np.mean([one.point for one in estimates], axis=0),
-        replicates=np.mean([one.replicates for one in estimates], axis=0),
-        occupied=np.any([one.occupied for one in estimates], axis=0),
+        point=np.mean([estimate.point for estimate in estimates], axis=0),
+        replicates=np.mean([estimate.replicates for estimate in estimates], axis=0),
+        occupied=np.any([estimate.occupied for estimate in estimates], axis=0),
         scale=estimates[0].scale,
     )
 
@@ -177,8 +177,8 @@ def _central_probability(theta: float, degrees: int) -> float:
 def _margin(replicates: FloatArray, occupied: BoolArray) -> FloatArray:
     """Half-width of a symmetric interval [...], from the replicates [K, ...]."""
     buckets = occupied.sum(axis=0)
-    kept = np.where(occupied, replicates, 0.0)
-    mean = kept.sum(axis=0) / np.maximum(buckets, 1)
+    masked = np.where(occupied, replicates, 0.0)
+    mean = masked.sum(axis=0) / np.maximum(buckets, 1)
     deviations = np.where(occupied, replicates - mean, 0.0)
     squares = np.square(deviations)
     total = squares.sum(axis=0)
@@ -192,15 +192,15 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
     most = np.maximum(buckets - 1, 0)
     excess = np.square(shares).sum(axis=0) - 1 / np.maximum(buckets, 1)
     # Of alike buckets there is no excess, but for rounding; of none that vary it is undefined.
-    found = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
-    found = np.where(np.isfinite(found), found, most)
+    degrees = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
+    degrees = np.where(np.isfinite(degrees), degrees, most)
     # Buckets whose shares are simple give whole numbers, which rounding must not move below themselves.
-    whole = np.floor(found * (1 + 1e-9))
+    whole = np.floor(degrees * (1 + 1e-9))
     return np.asarray(np.clip(whole, np.minimum(most, 1), most).astype(np.int64))
 
 
 def _to_scale(values: FloatArray, scale: Scale) -> FloatArray:
-    # Rounding decides what is so near to an end of the scale, and would decide the interval.
+    # So near to an end of the scale, rounding would decide the interval.
     outside = (values < _EDGE) | ((values > 1.0 - _EDGE) & (scale == "logit"))
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.log(values) if scale == "log" else np.log(values) - np.log1p(-values)
@@ -215,7 +215,7 @@ def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
 def _quantiles(degrees: IntArray) -> FloatArray:
     """`student_t_quantile` of each [...]; NaN for 0, where one bucket says nothing of spread."""
     quantiles = np.full(degrees.shape, math.nan)
-    # One by one and kept: a table for all degrees takes longer than the metrics of a window.
-    for one in np.unique(degrees[degrees > 0]):
-        quantiles[degrees == one] = student_t_quantile(int(one))
+    # Computed on demand and cached: a table for all degrees takes longer than the metrics of a window.
+    for degree in np.unique(degrees[degrees > 0]):
+        quantiles[degrees == degree] = student_t_quantile(int(degree))
     return quantiles

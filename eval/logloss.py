@@ -48,7 +48,7 @@ class Logloss(SumState):
 
 
 def _normalized_entropy(loss: FloatArray, class_weight: FloatArray) -> FloatArray:
-    """From the sum of losses [...] and the weights of both classes [..., 2]; [...]."""
+    """Computes the normalized entropy [...] from sums of losses [...] and class weights [..., 2]."""
     weight = class_weight.sum(axis=-1)
     rarer = ratio(class_weight.min(axis=-1), weight)
     # log1p keeps the entropy of base rates beside which 1 - rate rounds to 1; a rate of 0 gives 0 * -inf.

@@ -122,7 +122,7 @@ def query_auc(
 
 
 def _order(query: IntArray, score: FloatArray) -> npt.NDArray[np.intp]:
-    """Order by query, then score. Equal rows stand in any order: they are summed."""
+    """Returns the order by query, then score. Ties are in any order, as they are summed."""
     by_score = np.argsort(score)
     # NumPy sorts 16-bit integers by radix, eight times faster than wider ones.
     narrow = query[by_score].astype(np.uint16 if query.max() < 2**16 else np.int64)
@@ -130,7 +130,7 @@ def _order(query: IntArray, score: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _changed(values: npt.NDArray[np.generic]) -> BoolArray:
-    """Tells whether each of `values` [N] differs from the one before; the first does."""
+    """Returns whether each of `values` [N] differs from the previous value; True for the first."""
     changed = np.ones(len(values), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed

@@ -168,14 +168,14 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """Middle of the recorded span of query time within ``between``, microseconds; None without predictions."""
+    """Returns the middle of the recorded query times within ``between``, microseconds; None without predictions."""
     times: list[int] = []
     parts = prediction_parts(run)
-    for order, place in ((parts, 0), (parts[::-1], -1)):
+    for order, index in ((parts, 0), (parts[::-1], -1)):
         for path in order:
             column = read_predictions(path, ["query_time"])["query_time"].to_numpy()
             if len(column):
-                times.append(int(column[place]))
+                times.append(int(column[index]))
                 break
     if not times:
         return None
@@ -193,7 +193,7 @@ class PredictionStream:
         self.complete_up_to = -math.inf if self._parts else math.inf
 
     def read_beyond(self, time: float) -> None:
-        """Reads files until all rows up to and including `time` are there."""
+        """Reads files until all rows up to and including `time` are loaded."""
         while self._parts and self.complete_up_to <= time:
             path = self._parts.pop(0)
             part = read_predictions(path, self._columns)
@@ -209,7 +209,7 @@ class PredictionStream:
                 self.complete_up_to = int(times[-1])
 
     def take_before(self, time: float) -> pd.DataFrame:
-        """Hands out the rows before `time` that were not handed out yet."""
+        """Returns the rows before `time` that were not returned yet."""
         end = len(self._held)
         if time < math.inf:
             end = int(np.searchsorted(self._held["query_time"].to_numpy(), int(time)))

@@ -38,7 +38,7 @@ class Traffic(SumState):
 
 
 class ProgressiveMetrics:
-    """Every metric of progressive validation (FF section 2.1), as one mergeable state.
+    """Mergeable state of all metrics of progressive validation (FF section 2.1).
 
     Each example is given once, with the prediction made before it was trained on. A window of a run has its
     own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
@@ -140,7 +140,7 @@ class ProgressiveMetrics:
         }
 
     def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
-        """Some of `headline` over this state and a window that is not merged yet, for a progress bar."""
+        """Returns some of `headline` over this state and a window that is not merged yet, for a progress bar."""
 
         def both(name: str) -> Any:
             state = type(getattr(self, name))()
@@ -160,7 +160,7 @@ class ProgressiveMetrics:
         return out
 
     def line(self) -> dict[str, Any]:
-        """`headline`, and ``<metric>_ci95`` [low, high], the 95% intervals, cheap enough for every window."""
+        """Returns `headline` with ``<metric>_ci95`` [low, high], the 95% intervals, cheap enough for every window."""
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
@@ -168,7 +168,7 @@ class ProgressiveMetrics:
         return out
 
     def summary(self) -> dict[str, Any]:
-        """`line`, and tables: calibration by decile and by slice (the heaviest), PerQueryAUC by query size."""
+        """Returns `line` with tables: calibration by decile and by slice (the heaviest), PerQueryAUC by query size."""
         out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
         out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")
@@ -195,9 +195,9 @@ class ProgressiveMetrics:
             **{_SLICES + name: state for name, state in self.slices.items()},
         }
 
-    def _check_slices(self, given: Mapping[str, object]) -> None:
-        if set(given) != set(self.slices):
-            raise ValueError(f"slices must be {sorted(self.slices)}, got {sorted(given)}")
+    def _check_slices(self, slices: Mapping[str, object]) -> None:
+        if set(slices) != set(self.slices):
+            raise ValueError(f"slices must be {sorted(self.slices)}, got {sorted(slices)}")
 
 
 def _heaviest(state: SliceCalibration) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _heaviest(state: SliceCalibration) -> dict[str, Any]:
 
 
 def _records(table: "pd.DataFrame", interval: str) -> list[dict[str, Any]]:
-    """Rows of `table` as dicts, its columns ci95_low and ci95_high as the list `interval`."""
+    """Converts the rows to dicts, with ci95_low and ci95_high as the list `interval`."""
     records = []
     for row in table.to_dict("records"):
         record = {

@@ -25,9 +25,9 @@ from ctr.eval.states import query_bucket
 class ScoredRows:
     """Rows of positive metric weight, N of them, from Q whole queries."""
 
-    examples: int  # rows read, those of weight 0 included
+    examples: int  # rows read, including weight 0
     queries: int  # Q, queries read, those without any weight included
-    kept: BoolArray  # [examples], which rows read are among the N
+    has_weight: BoolArray  # [examples], whether a row read has positive weight
     label: BoolArray  # [N], clicked or not
     logit: FloatArray  # [N]
     weight: FloatArray  # [N], metric weight, above 0
@@ -64,13 +64,13 @@ def scored_rows(
     ids = checked_ids("query_id", query_id)
     check_same_length(label=clicked, logit=logits, weight=weights, query_id=ids)
     distinct, query = _distinct(ids)
-    kept = weights > 0
-    if not kept.all():
-        clicked, logits, weights, query = clicked[kept], logits[kept], weights[kept], query[kept]
+    mask = weights > 0
+    if not mask.all():
+        clicked, logits, weights, query = clicked[mask], logits[mask], weights[mask], query[mask]
     return ScoredRows(
         examples=len(ids),
         queries=len(distinct),
-        kept=kept,
+        has_weight=mask,
         label=clicked,
         logit=logits,
         weight=weights,
@@ -80,7 +80,7 @@ def scored_rows(
 
 
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct ids, ascending, and the place of each row's id among them.
+    """Returns the distinct ids, ascending, and the index of each row's id among them.
 
     Only the first row of each run of equal ids is sorted, and not even these where they ascend.
     """
@@ -90,5 +90,5 @@ def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
     firsts = ids[starts]
     if (firsts[1:] > firsts[:-1]).all():
         return firsts, np.cumsum(first_of_run) - 1
-    distinct, place = np.unique(firsts, return_inverse=True)
-    return distinct, np.repeat(place, np.diff(starts, append=len(ids)))
+    distinct, index = np.unique(firsts, return_inverse=True)
+    return distinct, np.repeat(index, np.diff(starts, append=len(ids)))

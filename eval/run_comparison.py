@@ -24,7 +24,7 @@ COSTS = {
     "parameters_dense": "dense parameters",
     "parameters_embedding": "embedding parameters",
 }
-"""Entries of summary.json that tell what a run costs, with their titles."""
+"""Costs of a run in summary.json, with their titles."""
 
 
 SEED_NOTE = (
@@ -52,7 +52,7 @@ class Cost:
 
     @property
     def verdict(self) -> str:
-        """Says that the ratio is not distinguishable from 1, where that is so."""
+        """Returns a note if the ratio is not distinguishable from 1, else an empty string."""
         return "not significant" if self.span is not None and self.span[0] <= 1 <= self.span[1] else ""
 
     @property
@@ -78,7 +78,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Run b against run a, the one to compare with."""
+    """Comparison of run b with run a, the baseline."""
 
     run_a: Run
     run_b: Run
@@ -110,12 +110,12 @@ class RunComparison:
             line = run.metrics.line()
             rows += [row(key, Number(line[key], *line[f"{key}_ci95"]), run=name) for key in COMPARED]
             rows += [row(key, run.number(key), run=name) for key in COSTS]
-        for metric, one in self.metrics.iterrows():
-            ends = (float(one[key]) for key in ("difference", "ci95_low", "ci95_high"))
+        for metric, values in self.metrics.iterrows():
+            ends = (float(values[key]) for key in ("difference", "ci95_low", "ci95_high"))
             rows.append(row(f"{metric}_difference", Number(*ends)))
-            rows.append(row(f"{metric}_change_percent", float(one["relative_percent"])))
-            if not one["no_interval"]:
-                rows.append(row(f"{metric}_significant", float(one["significant"])))
+            rows.append(row(f"{metric}_change_percent", float(values["relative_percent"])))
+            if not values["no_interval"]:
+                rows.append(row(f"{metric}_significant", float(values["significant"])))
         for key, cost in self.costs.items():
             if cost.ratio is not None:
                 rows.append(row(f"{key}_ratio", Number(cost.ratio, *(cost.span or (None, None)))))
@@ -127,7 +127,7 @@ class RunComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns everything, ready for JSON; None where undefined."""
-        reasons = {str(metric): one for metric, one in self.metrics["no_interval"].items()}
+        reasons = {str(metric): reason for metric, reason in self.metrics["no_interval"].items()}
         reasons["prediction_difference"] = self.no_predictions
         return {
             "baseline": "a",
@@ -153,7 +153,7 @@ class RunComparison:
             f"log {self.run_a.log_sha256[:12]}",
             "",
             *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
-            *display.no_interval_lines({str(name): one for name, one in self.metrics["no_interval"].items()}),
+            *display.no_interval_lines({str(name): why for name, why in self.metrics["no_interval"].items()}),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
@@ -212,7 +212,7 @@ def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
 
 
 def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
-    """Does `compare_runs` for runs that are read already."""
+    """Compares two runs that are already read; raises as `compare_runs` does."""
     if run_a.log_sha256 != run_b.log_sha256:
         raise NotComparableError(
             f"{run_a.folder} and {run_b.folder} read different logs (log_sha256 {run_a.log_sha256[:12]} and "
@@ -259,7 +259,7 @@ def _clipped(text: str) -> str:
 
 
 def is_seed_alone(configuration: Sequence[Difference]) -> bool:
-    """Tells whether what differs between two configurations is the seed, and nothing else."""
+    """Returns whether the seed is the only difference between two configurations."""
     return bool(configuration) and all(entry.key == "seed" for entry in configuration)
 
 

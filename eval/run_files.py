@@ -88,7 +88,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_constraint_metrics(run: Run, log: str) -> ProgressiveMetrics | None:
-    """Metrics of a run over a constraint log; None where the run kept none."""
+    """Returns the metrics of a run over a constraint log; None if the run stored none."""
     return _parsed(run.folder, lambda: run.sums.metrics(f"log {log}"))
 
 
@@ -104,7 +104,7 @@ def config_text(folder: Path) -> str:
 
 
 def read_windows(folder: Path) -> pd.DataFrame:
-    """Reads from metrics.jsonl what no sum says of the windows of the pass, in its order.
+    """Reads the window metrics that windows.parquet does not have from metrics.jsonl, in the order of the pass.
 
     Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum, auc, auc_low,
     auc_high, NaN where null or absent.
@@ -112,7 +112,7 @@ def read_windows(folder: Path) -> pd.DataFrame:
     path = folder / "metrics.jsonl"
     lines = pd.DataFrame([line for _, line in _json_lines(path)], columns=[*_WINDOW_COLUMNS, "auc_ci95"])
     try:
-        ends = [(None, None) if one is None or one != one else one for one in lines.pop("auc_ci95").tolist()]
+        ends = [(None, None) if ci is None or ci != ci else ci for ci in lines.pop("auc_ci95").tolist()]
         lines[["auc_low", "auc_high"]] = np.array(ends, np.float64).reshape(len(lines), 2)
         return lines.astype(_WINDOW_COLUMNS)
     except (TypeError, ValueError, OverflowError) as error:
@@ -125,12 +125,12 @@ def read_timeline(run: Run) -> Timeline:
 
 
 def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
-    """Slices of a run that names none, the most different features first; empty where it kept none."""
+    """Returns the slices of a run without metrics.slices, the most different features first; may be empty."""
     return _parsed(run.folder, run.sums.slices)
 
 
 def read_importance(run: Run) -> Importance | None:
-    """Importance of the features; None where the run did not measure it."""
+    """Returns the importance of the features; None if the run did not measure it."""
     arrays = _parsed(run.folder, run.sums.importance)
     return _parsed(run.folder, lambda: importance_of(arrays)) if arrays else None
 
@@ -185,7 +185,7 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
     """Columns of a Parquet file, its page checksums verified; each must be there once.
 
-    What the file says of pandas' own types counts for nothing.
+    Ignores the file's metadata of pandas types.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -204,11 +204,11 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     Raises InputError where a folder is given twice.
     """
     parts = [folder.resolve().parts for folder in folders]
-    for index, own in enumerate(parts):
-        if own in parts[:index]:
+    for index, path_parts in enumerate(parts):
+        if path_parts in parts[:index]:
             raise InputError(f"{folders[index]}: given twice; allowed: each run once")
     for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(own[-length:]) for own in parts]
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]

@@ -1,4 +1,4 @@
-"""Results as one tidy table: a row is a number with its interval, and the columns beside it say what it is of.
+"""Results as one tidy table: a row is a number with its interval, and the other columns are its keys.
 
 metric    what the number is
 run       run
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def row(metric: str, number: Number | Estimate | float | None, **keys: object) -> Row:
-    """Makes a row of a number, with those of `KEYS` that it has."""
+    """Makes a row from a number; `keys` are among `KEYS`."""
     if isinstance(number, Estimate):
         number = number.number()
     if not isinstance(number, Number):
@@ -43,13 +43,13 @@ def row(metric: str, number: Number | Estimate | float | None, **keys: object) -
     return {
         "metric": metric,
         **dict.fromkeys(KEYS, ""),
-        **{key: str(one) for key, one in keys.items()},
+        **{key: str(value) for key, value in keys.items()},
         **ends,
     }
 
 
 def tidy(rows: Iterable[Row]) -> "pd.DataFrame":
-    """Makes the table of rows."""
+    """Makes a table from rows."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -57,9 +57,9 @@ def tidy(rows: Iterable[Row]) -> "pd.DataFrame":
 
 
 def as_records(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Makes JSON of a table: null where a number is unknown or undefined."""
+    """Converts a table to JSON records: null where a number is unknown or undefined."""
     return [
-        {str(key): json_number(one) if isinstance(one, float) else one for key, one in record.items()}
+        {str(key): json_number(cell) if isinstance(cell, float) else cell for key, cell in record.items()}
         for record in table.to_dict("records")
     ]
 
@@ -87,9 +87,7 @@ class Numbers:
     def __init__(self, table: "pd.DataFrame") -> None:
         # None where a number is unknown: JSON and tables show both alike.
         columns = [table[name].tolist() for name in ("metric", *KEYS)]
-        values = [
-            [None if one != one else one for one in table[name].tolist()] for name in ("value", "low", "high")
-        ]
+        values = [[None if x != x else x for x in table[name].tolist()] for name in ("value", "low", "high")]
         self._numbers = {
             tuple(key): Number(*number)
             for key, number in zip(zip(*columns, strict=True), zip(*values, strict=True), strict=True)
@@ -101,10 +99,10 @@ class Numbers:
 
     def by(self, column: str, metric: str, **keys: object) -> dict[str, Number]:
         """Returns the numbers of a metric by a column; the other keys are `keys`, or empty."""
-        place = KEYS.index(column) + 1
+        index = KEYS.index(column) + 1
         wanted = (metric, *(str(keys.get(name, "")) for name in KEYS))
         return {
-            key[place]: number
+            key[index]: number
             for key, number in self._numbers.items()
-            if key[place] and all(key[i] == one for i, one in enumerate(wanted) if i != place)
+            if key[index] and all(key[i] == value for i, value in enumerate(wanted) if i != index)
         }

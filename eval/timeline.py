@@ -50,9 +50,9 @@ class Timeline:
 
     def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
         """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
-        place = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
+        row = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
-        self.windows = np.concatenate([self.windows, place])
+        self.windows = np.concatenate([self.windows, row])
         self.sums = np.concatenate([self.sums, _grouped(window)[np.newaxis]])
         if goes_on:
             self._join(np.arange(len(self) - 1))
@@ -81,7 +81,7 @@ class Timeline:
         return timeline
 
     def joined(self, starts: IntArray) -> Self:
-        """Copy with one entry for each of the stretches that begin at the given entries, ascending from 0."""
+        """Returns a copy whose entries are merged into one per stretch; ``starts`` are entries, ascending from 0."""
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
@@ -94,7 +94,7 @@ class Timeline:
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """A metric of `SERIES` of each entry, or of all entries up to each; replicates [32, W]."""
+        """Estimates a metric of `SERIES` for each entry, or for all entries up to it; replicates [32, W]."""
         over, under = (self.sums[..., SUMS.index(name)].T for name in SERIES[metric])
         if cumulative:
             over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
@@ -115,9 +115,9 @@ class Timeline:
         )
 
     def last_window(self) -> Self:
-        """End of the pass as a timeline of one entry; empty where this one is.
+        """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.
 
-        The last window of a pass is cut short, and those of a short pass are small: as many of the last entries
+        The last window of a pass is cut short, and the windows of a short pass are small: as many of the last entries
         are joined as it takes to have at least as many examples as the entry of the median example, and as a
         tenth of the pass or 5,000.
         """
@@ -134,7 +134,7 @@ class Timeline:
         return last
 
     def matches(self, other: Self) -> bool:
-        """Tells whether both have the same entries: the same examples, at the same times."""
+        """Returns whether both have the same entries: the same examples, at the same times."""
         same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
         weight = SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))

@@ -107,11 +107,11 @@ class Sums:
         for index, name in enumerate(names):
             self._add_array(part, f"{metric}/{name}", array[..., index], axes, (), windows, of)
         if not names:
-            places = np.flatnonzero(array)
-            keys = dict(zip(axes, np.unravel_index(places, array.shape), strict=True)) if axes else {}
+            indices = np.flatnonzero(array)
+            keys = dict(zip(axes, np.unravel_index(indices, array.shape), strict=True)) if axes else {}
             if windows is not None:
                 keys["window"] = windows[keys["window"]]
-            self._add(part, metric, array.reshape(-1)[places], of, **keys)
+            self._add(part, metric, array.reshape(-1)[indices], of, **keys)
 
     def _array(
         self,
@@ -123,7 +123,7 @@ class Sums:
         windows: IntArray | None = None,
         of: str = "",
     ) -> FloatArray:
-        """Returns the array, float64, that ``_add_array`` was given."""
+        """Restores the array, float64, that ``_add_array`` stored."""
         array = np.zeros(shape)
         for index, name in enumerate(names):
             array[..., index] = self._array(part, f"{metric}/{name}", shape[:-1], axes, (), windows, of)
@@ -151,8 +151,8 @@ class Sums:
             return None
         arrays = ProgressiveMetrics().to_arrays()
         for path, (axes, names) in _AXES.items():
-            found = self._array(part, path, arrays[path].shape, axes, names)
-            arrays[path] = found.astype(arrays[path].dtype)
+            array = self._array(part, path, arrays[path].shape, axes, names)
+            arrays[path] = array.astype(arrays[path].dtype)
         metrics = ProgressiveMetrics.from_arrays(arrays)
         metrics.slices.update(self.slices(part))
         return metrics
@@ -175,7 +175,7 @@ class Sums:
             for key, sums, axis, metrics in _SLICE:
                 rows = [self._rows(part, f"slice/{metric}/{axis}", name) for metric in metrics]
                 arrays[key] = np.searchsorted(arrays["id"], rows[0]["id"]) * BUCKETS + rows[0][axis]
-                arrays[sums] = np.stack([one["value"] for one in rows]).astype(np.float64)
+                arrays[sums] = np.stack([table["value"] for table in rows]).astype(np.float64)
             states[name] = SliceCalibration.from_arrays(arrays)
         return states
 
@@ -196,7 +196,7 @@ class Sums:
         return timeline
 
     def add_importance(self, arrays: Arrays) -> None:
-        """Adds what ``ctr.eval.importance`` describes."""
+        """Adds the arrays of a feature importance, see ``ctr.eval.importance``."""
         for path, array in arrays.items():
             metric, _, feature = path.partition("/")
             if metric in ("position", "rows"):
@@ -209,7 +209,7 @@ class Sums:
                 )
 
     def importance(self) -> Arrays:
-        """Returns what ``ctr.eval.importance`` describes, empty where it was not measured."""
+        """Returns the arrays of the feature importance, see ``ctr.eval.importance``; empty if it was not measured."""
         positions = self._rows(IMPORTANCE, "position")["window"]
         if not len(positions):
             return {}

@@ -63,7 +63,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """Name for people, unlike that of any other call."""
+        """Name for people, unique among the calls."""
         return self.owner if self.seed is None else f"{self.owner} seed {self.seed}"
 
     @property
@@ -77,15 +77,15 @@ class Call:
 
     @property
     def failure(self) -> str:
-        """File with the errors where it failed, relative to the folder of the experiment."""
+        """File of errors of a failed call, relative to the folder of the experiment."""
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     def what_lacks(self, folders: Folders) -> str:
-        """Says what its results lack; empty once it has read the whole log as configured, here or elsewhere."""
+        """Returns why its results are incomplete; empty once the whole log is read as configured, here or elsewhere."""
         absent = "its results are not in the directory of the experiment"
         if self.sidecar is not None:
             sidecar = sidecar_folder(folders.log, self.sidecar)
-            is_whole = all((sidecar / f"{one.name}.json").is_file() for one in folders.manifests)
+            is_whole = all((sidecar / f"{manifest.name}.json").is_file() for manifest in folders.manifests)
             return "" if is_whole else absent
         assert isinstance(self.config, TrainConfig)
         summary = folders.read(self.folder, "summary.json")
@@ -128,13 +128,13 @@ class Call:
 
 
 def settings_key(config: StrictModel) -> str:
-    """Hash of what is not a default in a configuration: a new key of the configuration changes nothing."""
+    """Hashes the non-default values of a configuration, so that a new key keeps the hash."""
     content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Content of a JSON file; empty where there is no file yet, or something else in it."""
+    """Returns the object of a JSON file; empty if the file is missing or has other content."""
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

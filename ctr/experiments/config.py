@@ -56,7 +56,7 @@ class TeacherConfig(StrictModel):
 
 
 class BaselineConfig(StrictModel):
-    """What the other arms are compared with: the training configuration with changes.
+    """Baseline of the other arms: the training configuration with changes.
 
     Attributes:
         title: its name in tables and plots.
@@ -121,7 +121,7 @@ class ShownSliceConfig(StrictModel):
 
 
 class ExperimentConfig(StrictModel):
-    """What is tried on a log.
+    """Experiment on a log.
 
     Attributes:
         title: the title of the report.
@@ -167,12 +167,12 @@ class ExperimentConfig(StrictModel):
         if SEED in self.retrain:
             raise ValueError(f"retrain.{SEED}: this name is reserved for pairs of seeds, which every arm has")
         arms = (BASELINE, *self.arms)
-        for key, one in (
+        for key, entry in (
             ("baseline", self.baseline),
             *((f"arms.{name}", arm) for name, arm in self.arms.items()),
         ):
-            _check_name(f"{key}.teacher", one.teacher, self.teachers)
-            _check_name(f"{key}.sampling", one.sampling, self.samplings)
+            _check_name(f"{key}.teacher", entry.teacher, self.teachers)
+            _check_name(f"{key}.sampling", entry.sampling, self.samplings)
         for name, arm in self.arms.items():
             for kind in arm.retrain or ():
                 _check_name(f"arms.{name}.retrain", kind, self.retrain)
@@ -189,9 +189,9 @@ class ExperimentConfig(StrictModel):
         return self
 
 
-def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
-    if name is not None and name not in known:
-        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
+def _check_name(key: str, name: str | None, allowed: Iterable[str]) -> None:
+    if name is not None and name not in allowed:
+        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(allowed) or 'none is defined'}")
 
 
 _ALIKE: dict[str, Any] = {"metrics": {"importance_rows": 0}}
@@ -207,7 +207,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[Experimen
 
 
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a training configuration: that of a file ``base``, changed by another one, ``path``.
+    """Reads the training configuration of the file ``base``, with ``changes`` from the file ``path``.
 
     ``base`` is relative to ``path``; None: the changes are all of it. Raises InputError: the base is not
     there or not YAML, or one of the two has a wrong key or value.
@@ -223,7 +223,7 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
 
 
 def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets what a run would decide by its own techniques, so that arms differ by these alone."""
+    """Fixes the settings that a run would derive from its techniques, so that arms differ by the techniques alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}
     return merged({**_ALIKE, **(_ALIKE_BATCHES if is_open else {})}, content)
@@ -242,7 +242,7 @@ def _is_experiment(folder: Path) -> bool:
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys with the values of others over them."""
+    """Returns `content` with `changes` merged into it recursively."""
     result = dict(content)
     for key, value in changes.items():
         old = result.get(key)
@@ -251,7 +251,7 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys with other values under dotted ones, which replace what was there, in their order."""
+    """Returns `content` with the values at the dotted keys of `changes` replaced, in order."""
     result = dict(content)
     for path, value in changes.items():
         key, _, rest = path.partition(".")

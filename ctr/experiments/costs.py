@@ -91,7 +91,7 @@ def _measure_all(
 def _measure_apart(
     folders: Folders, configs: Mapping[str, TrainConfig], base: str, rounds: int
 ) -> dict[str, dict[str, Any]] | Failure:
-    """Lets ``ctr.experiments.measure`` measure in a process of its own."""
+    """Runs ``ctr.experiments.measure`` in a separate process."""
     dumped = {name: config.model_dump(mode="json") for name, config in configs.items()}
     wanted = {"log": str(folders.log), "configs": dumped, "base": base, "rounds": rounds}
     ended: list[Outcome | None] = []

@@ -35,9 +35,9 @@ _INTERRUPTED = "interrupted"  # among the outcomes: the file by which workers el
 class Job:
     """Command to run: the arguments of ``python -m MODULE``."""
 
-    name: str  # in reports, unlike that of any other job
+    name: str  # in reports, unique among the jobs
     arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...] = ()  # variables beside those of the worker
+    environment: tuple[tuple[str, str], ...] = ()  # variables added to the worker's
     module: str = "ctr"
 
 
@@ -93,7 +93,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
 def run_here(
     jobs: Sequence[Job], workers: int, report: Report, interrupted: Callable[[], bool] = lambda: False
 ) -> None:
-    """Runs commands as processes of this one; ends those that run, and reports nothing more, once interrupted."""
+    """Runs commands as child processes; an interrupt ends the running ones, which are not reported."""
     waiting, running = list(jobs), dict[Job, tuple[subprocess.Popen[bytes], IO[bytes], float]]()
     try:
         while (waiting or running) and not interrupted():
@@ -146,7 +146,7 @@ def _outcome(seconds: float, status: int, errors: str) -> Outcome:
 
 
 def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
-    """Options of another runner; None where they name none."""
+    """Returns the options of another Beam runner; None if they name no runner."""
     from ctr.pipelines.beam import read_beam_options, split_beam_options
 
     texts = split_beam_options(beam_options)

@@ -63,11 +63,11 @@ def measure(
         for name, model in models.items():
             turns |= {f"step {name}": model.seconds, f"inference {name}": model.scoring_seconds}
         seconds = take_turns(turns, rounds)
-        for turn, own in seconds.items():
+        for turn, times in seconds.items():
             kind, name = turn.split(" ", 1)
             costs[name] |= {
-                f"{kind}_ms": 1000 * float(np.median(own)),
-                f"{kind}_ratio": ratio_quartiles(own, seconds[f"{kind} {base}"]),
+                f"{kind}_ms": 1000 * float(np.median(times)),
+                f"{kind}_ratio": ratio_quartiles(times, seconds[f"{kind} {base}"]),
             }
     return costs
 
@@ -84,7 +84,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
-    """Sets roots to those of later steps: the first few hundred steps wait for more frequent ones."""
+    """Sets the root interval of later steps, as roots are more frequent in the first few hundred steps."""
     late = {"optimizer": {"dense": {"shampoo": {"roots": {"early_growth": 0}}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
@@ -127,7 +127,7 @@ class Operations:
 
 
 class _TouchedRows(NamedTuple):
-    """What batches touch of the features of tables, whose widths do not matter."""
+    """Counts of table rows that batches touch, by feature, independent of widths."""
 
     rows: int  # of all batches
     batch_rows: float
@@ -136,7 +136,7 @@ class _TouchedRows(NamedTuple):
 
     @classmethod
     def of(cls, layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int) -> Self:
-        # Each feature has a table of its own, that of pairs as well, whose ids are made here.
+        # Each feature has a separate table, also the pairs, whose ids are computed here.
         alone = [
             replace(layout, features=(feature,), tower="quality")
             for layout in layouts
@@ -154,7 +154,7 @@ class _TouchedRows(NamedTuple):
         return cls(count, count / len(batches), values, distinct)
 
     def of_table(self, layout: TableLayout) -> Touched:
-        """Counts per row what batches touch of a table."""
+        """Returns the mean counts per example for a table."""
         return Touched(
             single=len(layout.single),
             values=sum(self.values[f.name] for f in layout.multivalent) / self.rows,

@@ -109,7 +109,7 @@ class Plan(Record):
     created: str  # ISO 8601
     ctr_version: str
     baseline: str
-    arms: list[PlannedArm]  # those of the file, then the points of the sweep
+    arms: list[PlannedArm]  # the file's arms, then the points of the sweep
     teachers: list[PlannedTeacher] = []
     samplings: list[PlannedSampling] = []
     slices: list[ShownSlice] = []
@@ -142,17 +142,17 @@ def read_plan(folder: Path) -> Plan:
         )
     plan = read_record(path, Plan)
     names = [arm.name for arm in plan.arms]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not _NAME.fullmatch(name):
-            raise InputError(f"{path}: arms.{place}.name must be letters, digits and _.@-, got {name!r:.80}")
-        if name in names[:place]:
+            raise InputError(f"{path}: arms.{index}.name must be letters, digits and _.@-, got {name!r:.80}")
+        if name in names[:index]:
             raise InputError(
-                f"{path}: arms.{place}.name must differ from the others', got {name!r:.80} twice"
+                f"{path}: arms.{index}.name must differ from the others', got {name!r:.80} twice"
             )
     references = [("baseline", plan.baseline)]
-    for place, arm in enumerate(plan.arms):
+    for index, arm in enumerate(plan.arms):
         references += [
-            (f"arms.{place}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))
+            (f"arms.{index}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))
         ]
     for key, name in references:
         if name not in names:

@@ -1,4 +1,4 @@
-"""From the configuration of an experiment to its plan and its calls, everything checked before the first run."""
+"""Plans the runs and the calls of an experiment, everything checked before the first run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Calls:
     """All calls of an experiment that an arm needs, by name."""
 
     arms: Mapping[str, Sequence[Call]]  # for each arm and point of the sweep, one for each seed
-    configs: Mapping[str, TrainConfig]  # by arm and by the owner of a teacher, that of the first seed
+    configs: Mapping[str, TrainConfig]  # by arm and by owner of a teacher, for the first seed
     teachers: Mapping[str, Call]
     samplings: Mapping[str, Call]
     retrains: Sequence[Call] = ()
@@ -188,14 +188,14 @@ class _Checker:
 
     def __init__(self, log: Path, where: str) -> None:
         self._log, self._where = log, where
-        self._inputs: dict[str, Inputs] = {}  # by what is left of a configuration without its seed
+        self._inputs: dict[str, Inputs] = {}  # by hash of the configuration without its seed
 
     def check(
         self, content: Mapping[str, Any], seed: int, key: str, owner: str = ""
     ) -> tuple[TrainConfig, list[PlannedFamily]]:
-        """Configuration from nested keys, with what the log decides, and the families of slices it measures.
+        """Returns the configuration of nested keys, with values resolved from the log, and its slice families.
 
-        ``key`` is their place in the experiment's file, ``owner`` a point.
+        ``key`` is their path in the experiment's file, ``owner`` a point.
         """
         where = f"{self._where}: {owner}" if owner else self._where
         config = parse_model(TrainConfig, {**alike_in_arms(content), "seed": seed}, where, f"{key}.")
@@ -209,8 +209,8 @@ class _Checker:
         constraints = inputs.config.objective.bias_constraints
         pairs = zip(constraints.families, inputs.families, strict=True) if constraints is not None else ()
         families = [
-            PlannedFamily(name=one.name, log=one.log, slices=slice_names(one, family))
-            for one, family in pairs
+            PlannedFamily(name=entry.name, log=entry.log, slices=slice_names(entry, family))
+            for entry, family in pairs
             if family.slices <= SLICES_MEASURED
         ]
         return config.model_copy(update={"model": inputs.config.model}), families
@@ -235,7 +235,7 @@ def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Ma
         raise InputError(f"{where}: record_predictions: false is not allowed: scored reads predictions")
     times = config.time_range
     begin, end = max(scored.start_us, times.start_us), min(scored.end_us, times.end_us)
-    if not any(one.rows and max(one.start, begin) < min(one.end, end) for one in manifests):
+    if not any(part.rows and max(part.start, begin) < min(part.end, end) for part in manifests):
         raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
 
 
@@ -244,29 +244,29 @@ def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedAr
     sizes: dict[str, int] = {}
     for family in (family for arm in arms if arm.of is None for family in arm.families):
         sizes[family.name] = max(sizes.get(family.name, 0), len(family.slices))
-    for name, one in shown.items():
-        if one.family not in sizes:
-            known = ", ".join(sizes) or "none is measured by any arm"
+    for name, shown_slice in shown.items():
+        if shown_slice.family not in sizes:
+            names = ", ".join(sizes) or "none is measured by any arm"
             raise InputError(
-                f"{where}: slices.{name}.family: there is no {one.family} of at most {SLICES_MEASURED} slices; "
-                f"allowed: {known}"
+                f"{where}: slices.{name}.family: there is no {shown_slice.family} of at most {SLICES_MEASURED} slices; "
+                f"allowed: {names}"
             )
-        if one.index >= sizes[one.family]:
+        if shown_slice.index >= sizes[shown_slice.family]:
             raise InputError(
-                f"{where}: slices.{name}.index: {one.index} is not allowed; the family {one.family} has "
-                f"the slices 0 to {sizes[one.family] - 1}"
+                f"{where}: slices.{name}.index: {shown_slice.index} is not allowed; the family "
+                f"{shown_slice.family} has the slices 0 to {sizes[shown_slice.family] - 1}"
             )
 
 
 def _make_teachers(
     experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
 ) -> dict[str, Call]:
-    """Trainings of the teachers; equal ones are one."""
+    """Returns the trainings of the teachers; equal teachers share a call."""
     teachers: dict[str, Call] = {}
     for name, teacher in experiment.teachers.items():
         content = {**changed(baseline, teacher.set), "record_predictions": True}
         config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
-        # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
+        # A log that has grown has a new sidecar: no recording can extend the shorter log's.
         sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
         equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
         teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)

@@ -28,7 +28,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How an experiment or a search is made, which changes nothing of its runs.
+    """Execution options of an experiment or a search, which do not change its runs.
 
     Attributes:
         command: what repeats it.

@@ -73,14 +73,14 @@ class Shape:
     def within(self, largest: "Shape") -> "Shape":
         """Leaves out the layers that the largest network does not have, either."""
 
-        def kept(own: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(one for one, width in zip(own, whole, strict=True) if width)
+        def present(values: tuple[int, ...], widths: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(value for value, width in zip(values, widths, strict=True) if width)
 
         return replace(
             self,
-            deep_units=kept(self.deep_units, largest.deep_units),
-            deep_ranks=kept(self.deep_ranks, largest.deep_units),
-            ui_units=kept(self.ui_units, largest.ui_units),
+            deep_units=present(self.deep_units, largest.deep_units),
+            deep_ranks=present(self.deep_ranks, largest.deep_units),
+            ui_units=present(self.ui_units, largest.ui_units),
         )
 
 
@@ -100,10 +100,10 @@ DECISIONS = (
 def part_of(name: str) -> Part:
     """Returns the part that a decision of this name is about; raises KeyError where there is none."""
     for kind, (pattern, _) in _KINDS.items():
-        if found := re.fullmatch(pattern, name):
+        if match := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
-                return Part(kind, features=tuple(found[1].split(",")))
-            return Part(kind, layer=int(found[1]) if found.groups() else 0)
+                return Part(kind, features=tuple(match[1].split(",")))
+            return Part(kind, layer=int(match[1]) if match.groups() else 0)
     raise KeyError(name)
 
 
@@ -149,11 +149,11 @@ def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) ->
 
     ``decided``: the parts that are decided on; keys of others are left alone.
     """
-    present = [place for place, width in enumerate(shape.deep_units) if width]
-    ranks = [shape.deep_ranks[place] for place in present]
-    kept = [name for name in base.without if name in shape.without]
+    present = [layer for layer, width in enumerate(shape.deep_units) if width]
+    ranks = [shape.deep_ranks[layer] for layer in present]
+    without = [name for name in base.without if name in shape.without]
     values = {
-        "model.deep.units": [shape.deep_units[place] for place in present],
+        "model.deep.units": [shape.deep_units[layer] for layer in present],
         # Without any bottleneck both spellings mean the same model: the base's is kept.
         "model.deep.ranks": ranks if any(ranks) or base.deep.ranks else [],
         "model.crosses.layers": shape.crosses,
@@ -161,7 +161,7 @@ def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) ->
         "model.factorized.ui_units": [width for width in shape.ui_units if width],
         "model.factorized.width": shape.factor_width,
         "model.widths": {**base.widths, **shape.widths},
-        "model.without": kept + sorted(set(shape.without) - set(kept)),
+        "model.without": without + sorted(set(shape.without) - set(without)),
     }
     keys = {key for part in decided for key in part.keys}
     return {key: value for key, value in values.items() if key in keys}

@@ -48,12 +48,12 @@ class Controller(NamedTuple):
     steps: int
 
     def to_array(self) -> np.ndarray:
-        """All of it as float64 [2 K + 2], of K choices."""
+        """Converts the state to float64 [2 K + 2], for K choices."""
         return np.concatenate([*self.logits, *self.second_moments, [self.baseline, self.steps]])
 
 
 def new_controller(sizes: Sequence[int]) -> Controller:
-    """Controller that prefers nothing; ``sizes`` are the numbers of choices of its decisions."""
+    """Makes a controller with equal probabilities; ``sizes`` are the numbers of choices of its decisions."""
     return Controller(
         [np.zeros(size) for size in sizes], [np.zeros(size) for size in sizes], baseline=0.0, steps=0
     )
@@ -68,7 +68,7 @@ def from_array(values: np.ndarray, sizes: Sequence[int]) -> Controller:
 
 def probabilities(logits: Logits) -> Logits:
     """Softmax of each decision's logits."""
-    return [np.exp(_log_softmax(one)) for one in logits]
+    return [np.exp(_log_softmax(values)) for values in logits]
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -77,14 +77,14 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
-    """log P of candidates, float64 [N]; ``chosen`` is int [N, decisions], the number of each choice."""
-    parts = [_log_softmax(one)[own] for one, own in zip(logits, chosen.T, strict=True)]
+    """Computes log P of candidates, float64 [N]; ``chosen``, int [N, decisions], has the index of each choice."""
+    parts = [_log_softmax(values)[choices] for values, choices in zip(logits, chosen.T, strict=True)]
     return np.add.reduce(np.stack(parts))
 
 
 def entropy(logits: Logits) -> float:
     """Entropy of P, in nats."""
-    return float(-sum(np.sum(np.exp(one) * one) for one in map(_log_softmax, logits)))
+    return float(-sum(np.sum(np.exp(logs) * logs) for logs in map(_log_softmax, logits)))
 
 
 def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
@@ -94,45 +94,45 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     [N], are of the candidates: the same number gives the same candidate.
     """
     drawn = []
-    for decision, one in enumerate(probabilities(logits)):
+    for decision, shares in enumerate(probabilities(logits)):
         uniform = uniform_hash(numbers, f"{purpose} decision {decision}")
         # The last choice also has what rounding leaves of 1.
-        drawn.append(np.searchsorted(np.cumsum(one)[:-1], uniform, side="right"))
+        drawn.append(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"))
     return np.stack(drawn, axis=1)
 
 
-def draw_kept(
+def draw_allowed(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Draws candidates that keep to a limit, by ``keeps`` bool [N]; of those that never do the last draw."""
-    found = draw(logits, purpose, numbers)
+    """Draws candidates until ``keeps``, bool [N], accepts them, at most `MAX_DRAWS` times."""
+    candidates = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
-        above = np.flatnonzero(~keeps(found))
+        above = np.flatnonzero(~keeps(candidates))
         if not len(above):
             break
-        found[above] = draw(logits, f"{purpose} again {again}", numbers[above])
-    return found
+        candidates[above] = draw(logits, f"{purpose} again {again}", numbers[above])
+    return candidates
 
 
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
-    """Weighted shares of each decision's choices among candidates, int [N, decisions]; weights [N] not all 0.
+    """Computes the weighted shares of choices among candidates, int [N, decisions]; weights [N] not all 0.
 
     Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
     given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
     TabNAS.
     """
     total = weights.sum()
-    return [np.bincount(own, weights, size) / total for own, size in zip(chosen.T, sizes, strict=True)]
+    return [np.bincount(column, weights, size) / total for column, size in zip(chosen.T, sizes, strict=True)]
 
 
 def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
-    """Mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
+    """Computes the mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
 
     ``expected``: the probabilities, or the marginals given the limit that the candidates were drawn under.
     """
     return [
-        np.bincount(own, advantages, len(one)) / len(chosen) - advantages.mean() * one
-        for own, one in zip(chosen.T, expected, strict=True)
+        np.bincount(column, advantages, len(shares)) / len(chosen) - advantages.mean() * shares
+        for column, shares in zip(chosen.T, expected, strict=True)
     ]
 
 
@@ -158,7 +158,7 @@ def learn(
 ) -> Controller:
     """Makes a step of REINFORCE by Adam, upward; rewards that are not finite are left out.
 
-    The baseline is the moving average of rewards before this step, and that of the first step its mean.
+    The baseline is the moving average of rewards before this step; in the first step, their mean.
     ``chosen`` is int [N, decisions], ``rewards`` float64 [N], ``expected`` as ``policy_gradient`` takes it.
     """
     finite = np.isfinite(rewards)
@@ -182,9 +182,9 @@ def learn(
 
 
 class Policy:
-    """Candidates that may be drawn, and what a step of the controller is corrected by.
+    """Sampling of candidates within the cost target, and the baseline of their policy gradients.
 
-    ``target`` is what a candidate should cost, or may at most under rejection.
+    ``target`` is the intended cost of a candidate; under rejection, its limit.
     """
 
     def __init__(
@@ -205,17 +205,17 @@ class Policy:
 
     def costs(self, chosen: np.ndarray) -> np.ndarray:
         """Costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
-        return np.array([self._cost(tuple(int(at) for at in one)) for one in chosen])
+        return np.array([self._cost(tuple(int(at) for at in candidate)) for candidate in chosen])
 
     def keeps(self, chosen: np.ndarray) -> np.ndarray:
-        """Tells which candidates, int [N, decisions], may be drawn: bool [N]."""
+        """Returns whether each candidate, int [N, decisions], may be drawn, bool [N]."""
         if not self.rejects:
             return np.ones(len(chosen), np.bool_)
         return self.costs(chosen) <= self._target
 
     def draw(self, logits: Logits, step: int, numbers: np.ndarray) -> np.ndarray:
-        """Draws candidates, int64 [N, decisions]; those of one number and step are the same."""
-        return draw_kept(logits, f"{self._seed} step {step}", numbers, self.keeps)
+        """Draws candidates, int64 [N, decisions]; equal numbers and steps give equal candidates."""
+        return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
         """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.
@@ -229,17 +229,17 @@ class Policy:
             logs = log_probability(logits, self._listed)
             return marginals_of(self._listed, np.exp(logs - logs.max()), self.sizes)
         samples = draw(logits, f"{self._seed} estimate {step}", np.arange(self._config.rejection_samples))
-        kept = samples[self.keeps(samples)]
+        allowed = samples[self.keeps(samples)]
         # They are drawn from P itself, so that p / r is 1.
-        return marginals_of(kept, np.ones(len(kept)), self.sizes) if len(kept) else None
+        return marginals_of(allowed, np.ones(len(allowed)), self.sizes) if len(allowed) else None
 
     def most_likely(self, logits: Logits) -> Choice:
         """Most likely candidate that may be drawn; raises InputError where none is found."""
-        logs = [np.log(np.maximum(one, np.finfo(np.float64).tiny)) for one in probabilities(logits)]
-        orders = [np.argsort(-one, kind="stable") for one in logs]
+        logs = [np.log(np.maximum(shares, np.finfo(np.float64).tiny)) for shares in probabilities(logits)]
+        orders = [np.argsort(-values, kind="stable") for values in logs]
 
         def entry(ranks: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-            total = sum(one[order[rank]] for one, order, rank in zip(logs, orders, ranks, strict=True))
+            total = sum(values[order[rank]] for values, order, rank in zip(logs, orders, ranks, strict=True))
             return -float(total), ranks
 
         start = entry((0,) * len(orders))
@@ -251,9 +251,9 @@ class Policy:
             choice = tuple(int(order[rank]) for order, rank in zip(orders, ranks, strict=True))
             if not self.rejects or self._cost(choice) <= self._target:
                 return choice
-            for place, rank in enumerate(ranks):
-                after = (*ranks[:place], rank + 1, *ranks[place + 1 :])
-                if rank + 1 < len(orders[place]) and after not in seen:
+            for decision, rank in enumerate(ranks):
+                after = (*ranks[:decision], rank + 1, *ranks[decision + 1 :])
+                if rank + 1 < len(orders[decision]) and after not in seen:
                     seen.add(after)
                     heapq.heappush(waiting, entry(after))
         raise InputError(

@@ -1,4 +1,4 @@
-"""One network that holds all candidates of a search: masks make it compute what a smaller one would (FF 3.2).
+"""One network that holds all candidates of a search: masks make it equal to a smaller one (FF 3.2).
 
 A candidate's weights are those of the network times masks of ones and zeros, which are variables, so that no candidate
 is compiled anew. With M_i the mask of layer i's units and R_i that of its bottleneck,
@@ -33,26 +33,26 @@ from ctr.search.architecture import Shape
 
 
 def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Which layers each deep layer, and last the head, may read beside the one before it; see ``Tower.sources``.
+    """Lists the earlier layers that each deep layer, and last the head, may also read; see ``Tower.sources``.
 
     Args:
         units: for each deep layer the widths that it may have, 0 for none.
     """
     sources: list[tuple[int, ...]] = [()]
-    for place, own in enumerate(units):
-        # The next one reads what this one would read, where this one is absent.
-        sources.append((place, *sources[-1]) if 0 in own else ())
+    for layer, widths in enumerate(units):
+        # Where this layer is absent, the next one reads its input.
+        sources.append((layer, *sources[-1]) if 0 in widths else ())
     return tuple(sources)
 
 
 def masks_of(
     candidate: Shape, architecture: Architecture, layouts: Sequence[TableLayout]
 ) -> dict[str, np.ndarray]:
-    """The masks under which the largest network is a candidate, float32.
+    """Makes the masks, float32, that reduce the largest network to a candidate.
 
     Returns:
         ``features/TABLE``, [features, width + 1], of each table; and of weights by their names ``columns/NAME``, of the
-        last dimension, and ``rows/NAME``, [inputs, 1], of the first one. What has none is all there.
+        last dimension, and ``rows/NAME``, [inputs, 1], of the first one. Weights without a mask are complete.
     """
     masks = {}
     for layout in layouts:
@@ -74,62 +74,62 @@ def _tower_masks(candidate: Shape, name: str, tower: Tower, units: Sequence[int]
     masks = {}
     for number in range(tower.crosses):
         first, last = ("u", "v") if tower.cross_rank else ("w", "w")
-        kept = number < candidate.crosses and (candidate.cross_rank if tower.cross_rank else 1)
-        columns = _first(tower.cross_rank or 1, kept)
+        count = number < candidate.crosses and (candidate.cross_rank if tower.cross_rank else 1)
+        columns = _first(tower.cross_rank or 1, count)
         masks[f"columns/{name}/cross_{number}/{first}"] = columns
         masks[f"columns/{name}/cross_{number}/{last}_bias"] = columns[:1]
-    for place, (width, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
-        layer, own = f"{name}/deep_{place}", _first(width, units[place])
-        columns = _first(rank, candidate.deep_ranks[place]) if rank else own
-        masks |= _reading_masks(name, tower, units, place, f"{layer}/{'u' if rank else 'w'}", columns)
+    for index, (width, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
+        layer, outputs = f"{name}/deep_{index}", _first(width, units[index])
+        columns = _first(rank, candidate.deep_ranks[index]) if rank else outputs
+        masks |= _reading_masks(name, tower, units, index, f"{layer}/{'u' if rank else 'w'}", columns)
         if rank:
-            masks[f"columns/{layer}/v"] = own
-        masks[f"columns/{layer}/{'v' if rank else 'w'}_bias"] = own
+            masks[f"columns/{layer}/v"] = outputs
+        masks[f"columns/{layer}/{'v' if rank else 'w'}_bias"] = outputs
     return masks
 
 
 def _reading_masks(
-    name: str, tower: Tower, units: Sequence[int], place: int, matrix: str, columns: np.ndarray
+    name: str, tower: Tower, units: Sequence[int], layer: int, matrix: str, columns: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The masks of the matrices by which a deep layer, or the head, reads others, of which one is there.
+    """Makes the masks of the matrices with which a deep layer, or the head, reads its sources, all but one masked.
 
     Args:
-        name: of the tower.
-        units: of the candidate.
-        place: of the layer.
-        matrix: the name of that by which it reads the layer before it.
-        columns: the mask of its columns.
+        name: the tower's name.
+        units: the candidate's layer widths.
+        layer: the layer's index; the head's is the number of layers.
+        matrix: the name of the matrix for the layer before it.
+        columns: the mask of the matrices' columns.
     """
-    reader = "head" if place == len(units) else f"deep_{place}"
-    matrices = {place: matrix, **{at: f"{name}/{reader}_from_{at}" for at in tower.sources[place]}}
-    present = place
+    reader = "head" if layer == len(units) else f"deep_{layer}"
+    matrices = {layer: matrix, **{at: f"{name}/{reader}_from_{at}" for at in tower.sources[layer]}}
+    present = layer
     while len(matrices) > 1 and present and not units[present - 1]:
         present -= 1
     masks = {}
-    for source, own in matrices.items():
-        masks[f"columns/{own}"] = columns * (source == present)
+    for source, weight in matrices.items():
+        masks[f"columns/{weight}"] = columns * (source == present)
         if source:
-            masks[f"rows/{own}"] = _first(tower.units[source - 1], units[source - 1])[:, np.newaxis]
+            masks[f"rows/{weight}"] = _first(tower.units[source - 1], units[source - 1])[:, np.newaxis]
     return masks
 
 
-def _first(size: int, kept: int) -> np.ndarray:
-    return np.arange(size) < kept
+def _first(size: int, count: int) -> np.ndarray:
+    return np.arange(size) < count
 
 
 def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The weights of a candidate: those of the largest network times their masks."""
-    found = dict(weights)
+    """Computes a candidate's weights: the largest network's, times their masks."""
+    masked = dict(weights)
     for name, weight in weights.items():
-        own = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
-        if own:
-            found[name] = weight * math.prod(own)
-    return found
+        factors = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
+        if factors:
+            masked[name] = weight * math.prod(factors)
+    return masked
 
 
 @own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
-    """``values`` times a mask that broadcasts to them; a gradient may be of another dtype than they are."""
+    """Multiplies ``values`` by a mask that broadcasts to them; a gradient may have another dtype."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return upstream * tf.cast(mask, upstream.dtype), None
@@ -138,10 +138,10 @@ def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
 
 
 class MaskedPart(Part):
-    """The part of the largest network that a candidate is, one after the other.
+    """Part of the largest network that is the current candidate; candidates follow each other.
 
     Args:
-        masks: of a first candidate.
+        masks: the masks of the first candidate.
     """
 
     def __init__(self, masks: Mapping[str, np.ndarray]) -> None:
@@ -151,26 +151,26 @@ class MaskedPart(Part):
 
     @staticmethod
     def packed(masks: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Masks one behind the other, as they are set."""
+        """Concatenates flattened masks, as ``set_to`` takes them."""
         return np.concatenate([mask.ravel() for mask in masks.values()])
 
     def set_to(self, packed: np.ndarray) -> None:
-        """Lets it be another candidate."""
+        """Sets the masks of another candidate."""
         self._values.assign(packed)
 
     @property
     def masks(self) -> dict[str, tf.Tensor]:
-        """Those of the present candidate, as ``masks_of`` makes them."""
+        """Masks of the current candidate, as ``masks_of`` makes them."""
         parts = tf.split(self._values, [math.prod(shape) for shape in self._shapes.values()])
         both = zip(self._shapes.items(), parts, strict=True)
         return {name: tf.reshape(part, shape) for (name, shape), part in both}
 
     def weights(self, weights: Weights) -> Weights:
-        """Those of the candidate."""
+        """Masks the weights."""
         return candidate_weights(weights, self.masks)
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """The columns of the features that the candidate has."""
+        """Masks the columns of features and dimensions that the candidate lacks."""
         mask = self.masks[f"features/{layout.name}"]
         return LookedUp(
             [masked(part, mask[:, :-1]) for part in looked_up.embeddings],
@@ -178,5 +178,5 @@ class MaskedPart(Part):
         )
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """Rows of features that the candidate does not have are given none."""
+        """Removes the curvature of rows whose features the candidate lacks."""
         return of_present(curvature, self.masks[f"features/{layout.name}"][:, -1])

@@ -18,12 +18,12 @@ from ctr.training.config import TrainConfig
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Cost = Callable[[Choice], float]  # of a candidate, in units of that of the base (FF 3.2)
+Cost = Callable[[Choice], float]  # of a candidate, in units of the base's cost (FF 3.2)
 Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 
 def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
-    """Costs over that of the base, kept once known; raise InputError where a configuration is not possible."""
+    """Returns a cached cost relative to the base's, which raises InputError for an impossible configuration."""
     unit = measure(space.apply_values(base, {}))
 
     @cache
@@ -44,14 +44,14 @@ def counted(log: Path, purpose: str) -> Measure:
 
 @dataclass(frozen=True)
 class Prefix:
-    """First rows of what a configuration trains on."""
+    """First rows of a training log, within the time range."""
 
     end_us: int | None  # the first query time, in microseconds, that is not in it; None: it is everything
     rows: int
 
     @property
     def end(self) -> str | None:
-        """The same time in ISO 8601."""
+        """``end_us`` in ISO 8601."""
         if self.end_us is None:
             return None
         return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()

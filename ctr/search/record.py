@@ -15,7 +15,7 @@ CONTROLLER_FILE = "controller.jsonl"
 
 
 class SearchRecord(Record):
-    """A search and what came of it."""
+    """A search and its result."""
 
     title: str
     note: str
@@ -52,7 +52,7 @@ class ControllerRecord(Record):
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:
-    """Reads what a controller recorded, OUT/supernet/controller.jsonl; empty where there is none."""
+    """Reads the controller's records, OUT/supernet/controller.jsonl; empty if there is no file."""
     path = folder / CONTROLLER_FILE
     if not path.exists():
         return []

@@ -57,7 +57,7 @@ def as_text(record: SearchRecord, experiment: Experiment | None) -> str:
 def search_context(
     record: SearchRecord, course: Sequence[ControllerRecord], experiment: Experiment | None
 ) -> PageContext:
-    """Returns what the page of a search says; ``experiment`` compares its result with the baseline."""
+    """Returns the content of the page about a search; ``experiment`` compares its result with the baseline."""
     sections = [Section("The result", tables=[("", _decisions(record))])]
     said = ["No candidate is better than the baseline: it is the result itself."]
     if record.chosen != BASELINE:
@@ -115,20 +115,20 @@ def _decisions(record: SearchRecord) -> pd.DataFrame:
 
 
 def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[Figure]:
-    """Draws the probabilities of the choices of decisions, the controller's entropy, and the cost of what it draws."""
-    examples = np.array([one.examples for one in course])
+    """Draws the probabilities of the choices of decisions, the controller's entropy, and the mean cost of its draws."""
+    examples = np.array([entry.examples for entry in course])
     drawn = []
     for name, choices in [*record.space.items()][:_DECISIONS_DRAWN]:
-        shares = np.array([one.probabilities[name] for one in course])
+        shares = np.array([entry.probabilities[name] for entry in course])
         lines = [
-            Line(examples, shares[:, place], look=place, label=str(choice))
-            for place, choice in enumerate(choices)
+            Line(examples, shares[:, index], look=index, label=str(choice))
+            for index, choice in enumerate(choices)
         ]
         drawn.append(figures.courses(name, lines, note="probability of each choice", limits=(0.0, 1.0)))
     for title, key, level in (
         ("entropy", "entropy", None),
         ("mean cost of the candidates drawn", "mean_cost", record.target),
     ):
-        values = np.array([getattr(one, key) for one in course], np.float64)
+        values = np.array([getattr(entry, key) for entry in course], np.float64)
         drawn.append(figures.courses(title, [Line(examples, values)], level=level))
     return [figure for figure in drawn if figure is not None]

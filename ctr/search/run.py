@@ -116,11 +116,11 @@ def run_search(
 
 
 def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str) -> None:
-    """Writes the search beside what comes of it; raises InputError where another one has trained."""
+    """Writes the search beside its results; raises InputError where another one has trained."""
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if (out / "supernet").exists():
-        # Words and the seeds of the judgement change nothing of what was searched.
+        # Titles, notes and the seeds of the final comparison do not change the search.
         words = {key: getattr(whole, key) for key in ("title", "note", "seeds")}
         before = load_model(SearchConfig, path, "search").model_copy(update=words)
         differences = differing_keys(_comparable(before, str(path)), _comparable(whole, str(path)))

@@ -48,7 +48,7 @@ RECORDS = 200  # lines of controller.jsonl in a whole search, about
 
 @dataclass(frozen=True)
 class Plan:
-    """A search by weight sharing, everything checked."""
+    """A checked search by weight sharing."""
 
     config: SearchConfig
     space: Space
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def always(self) -> tuple[Choice, ...]:
-        """Candidates that learn from every batch, beside those that are drawn."""
+        """Candidates that learn from every batch, in addition to the drawn ones."""
         count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
         return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
 
@@ -77,16 +77,16 @@ class Plan:
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Shape:
-        """Candidate by the layers of the largest network, which lacks those that no candidate has."""
-        shape, largest = (self.space.shape(self.base, one) for one in (choice, self.space.largest))
+        """Returns a candidate by the layers of the largest network, without layers that no candidate has."""
+        shape, largest = (self.space.shape(self.base, chosen) for chosen in (choice, self.space.largest))
         return shape.within(largest)
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
+        """Returns the layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
         largest = self.space.largest
         changed = [
-            (*largest[:place], number, *largest[place + 1 :])
-            for place, decision in enumerate(self.space.decisions)
+            (*largest[:index], number, *largest[index + 1 :])
+            for index, decision in enumerate(self.space.decisions)
             for number in range(len(decision.choices))
         ]
         candidates = [self.candidate(choice) for choice in (largest, *changed)]
@@ -94,7 +94,7 @@ class Plan:
             "quality": [candidate.deep_units for candidate in candidates],
             "ui": [candidate.ui_units for candidate in candidates],
         }
-        return {tower: passed_over(list(zip(*own, strict=True))) for tower, own in units.items() if any(own)}
+        return {name: passed_over(list(zip(*rows, strict=True))) for name, rows in units.items() if any(rows)}
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Progress:
     cost: float = 0.0  # sum over these
 
     def to_array(self) -> np.ndarray:
-        """Writes float64; ``progress_of`` it is the same."""
+        """Converts to float64; ``progress_of`` reverses it."""
         controller, *numbers = vars(self).values()
         return np.concatenate([controller.to_array(), np.array(numbers, np.float64)])
 
@@ -122,7 +122,7 @@ def progress_of(values: np.ndarray, sizes: Sequence[int]) -> Progress:
 
 
 class SharedState(TrainState):
-    """State of a run, and with it what the search remembers."""
+    """State of a run with the progress of the search."""
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
         make_deterministic(config.seed)
@@ -175,64 +175,64 @@ class SharedStep(CompiledStep):
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch; the scores are those of the first candidate that learns, from before it."""
+        """Makes a step with a batch; returns the scores of the first learning candidate before the step."""
         if not feed.rows:
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy
-        own = self._shared.remembered(policy.sizes)
+        state = self._shared.remembered(policy.sizes)
         if not self._has_begun:
-            self._records.cut(own.examples)
+            self._records.cut(state.examples)
             self._has_begun = True
-        options, share = plan.config.controller, own.examples / plan.examples
+        options, share = plan.config.controller, state.examples / plan.examples
         chosen = policy.draw(
-            own.controller.logits, own.batches, np.arange(options.candidates_per_batch + plan.drawn)
+            state.controller.logits, state.batches, np.arange(options.candidates_per_batch + plan.drawn)
         )
         is_waiting = share < options.warmup_fraction
         if not is_waiting:
-            self._judge(feed, ramps, chosen[: options.candidates_per_batch], own)
-        learners = [tuple(int(at) for at in one) for one in chosen[options.candidates_per_batch :]]
+            self._judge(feed, ramps, chosen[: options.candidates_per_batch], state)
+        learners = [tuple(int(at) for at in row) for row in chosen[options.candidates_per_batch :]]
         if is_waiting:
-            numbers = own.batches * plan.drawn + np.arange(plan.drawn)
+            numbers = state.batches * plan.drawn + np.arange(plan.drawn)
             is_all_on = uniform_hash(numbers, f"{plan.config.seed} all on") >= share / options.warmup_fraction
             learners = [
-                plan.space.largest if on else one for on, one in zip(is_all_on, learners, strict=True)
+                plan.space.largest if on else choice for on, choice in zip(is_all_on, learners, strict=True)
             ]
         scores = self.learn_by([*learners, *plan.always], feed, ramps, rates)
-        before, rows = own.examples, len(feed.batch.rows)
-        own.batches, own.examples = own.batches + 1, before + rows
-        if before * RECORDS // plan.examples < own.examples * RECORDS // plan.examples:
-            self._records.append(_line(plan, own))
-            own.reward, own.cost, own.drawn = 0.0, 0.0, 0
-        self._shared.progress.assign(own.to_array())
+        before, rows = state.examples, len(feed.batch.rows)
+        state.batches, state.examples = state.batches + 1, before + rows
+        if before * RECORDS // plan.examples < state.examples * RECORDS // plan.examples:
+            self._records.append(_line(plan, state))
+            state.reward, state.cost, state.drawn = 0.0, 0.0, 0
+        self._shared.progress.assign(state.to_array())
         return scores
 
-    def _judge(self, feed: Feed, ramps: Ramps, chosen: np.ndarray, own: Progress) -> None:
-        """Lets candidates, int [N, decisions], predict a batch, and the controller learn from their losses."""
-        policy, options = self._plan.policy, self._plan.config.controller
+    def _judge(self, feed: Feed, ramps: Ramps, chosen: np.ndarray, state: Progress) -> None:
+        """Scores a batch by candidates, int [N, decisions], and trains the controller on their losses."""
+        plan, policy, options = self._plan, self._plan.policy, self._plan.config.controller
         losses: dict[Choice, float] = {}
-        choices = [tuple(int(at) for at in one) for one in chosen]
+        choices = [tuple(int(at) for at in candidate) for candidate in chosen]
         for choice in choices:
             if choice not in losses:
                 losses[choice] = batch_loss(feed, self.score_by(choice, feed, ramps).logit)
-        found, costs = np.array([losses[choice] for choice in choices]), policy.costs(chosen)
-        # Under rejection the cost is a limit alone, and what was never drawn below it does not count.
-        found[~policy.keeps(chosen)] = np.nan
+        batch_losses, costs = np.array([losses[choice] for choice in choices]), policy.costs(chosen)
+        # Under rejection the cost is only a limit, and candidates above it do not count.
+        batch_losses[~policy.keeps(chosen)] = np.nan
         gamma = 0.0 if policy.rejects else options.gamma
-        rewards = rewards_of(found, costs, self._plan.config.target, gamma)
-        expected = policy.expected(own.controller.logits, own.batches)
+        rewards = rewards_of(batch_losses, costs, plan.config.target, gamma)
+        expected = policy.expected(state.controller.logits, state.batches)
         if expected is not None:
-            own.controller = learn(
-                own.controller, chosen, rewards, expected, self._plan.controller_rate, options.baseline_decay
+            state.controller = learn(
+                state.controller, chosen, rewards, expected, plan.controller_rate, options.baseline_decay
             )
         finite = np.isfinite(rewards)
-        own.scored += len(losses) * len(feed.batch.rows)
-        own.reward += float(rewards[finite].sum())
-        own.cost += float(costs[finite].sum())
-        own.drawn += int(finite.sum())
+        state.scored += len(losses) * len(feed.batch.rows)
+        state.reward += float(rewards[finite].sum())
+        state.cost += float(costs[finite].sum())
+        state.drawn += int(finite.sum())
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
+    """Computes the mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
@@ -241,17 +241,17 @@ def batch_loss(feed: Feed, logit: np.ndarray) -> float:
     return float((losses * weight).sum()) / total if total > 0 else float("nan")
 
 
-def _line(plan: Plan, own: Progress) -> dict[str, Any]:
-    logits = own.controller.logits
+def _line(plan: Plan, state: Progress) -> dict[str, Any]:
+    logits = state.controller.logits
     parts = zip(plan.space.decisions, probabilities(logits), strict=True)
     return {
-        "examples": own.examples,
-        "steps": own.controller.steps,
+        "examples": state.examples,
+        "steps": state.controller.steps,
         "entropy": entropy(logits),
-        "probabilities": {decision.name: one.tolist() for decision, one in parts},
-        "baseline": own.controller.baseline,
-        "mean_reward": own.reward / own.drawn if own.drawn else None,
-        "mean_cost": own.cost / own.drawn if own.drawn else None,
+        "probabilities": {decision.name: shares.tolist() for decision, shares in parts},
+        "baseline": state.controller.baseline,
+        "mean_reward": state.reward / state.drawn if state.drawn else None,
+        "mean_cost": state.cost / state.drawn if state.drawn else None,
     }
 
 
@@ -262,10 +262,10 @@ class Records:
         self._path = path
 
     def cut(self, examples: int) -> None:
-        """Deletes what is of later examples than these, and a line that was not finished."""
+        """Deletes records of more than ``examples``, and an unfinished last line."""
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
-        kept = [one for one in lines if one.endswith("\n") and json.loads(one)["examples"] <= examples]
-        write_atomic_bytes(self._path, "".join(kept).encode())
+        lines = [line for line in lines if line.endswith("\n") and json.loads(line)["examples"] <= examples]
+        write_atomic_bytes(self._path, "".join(lines).encode())
 
     def append(self, line: dict[str, Any]) -> None:
         with self._path.open("a") as file:

@@ -33,13 +33,13 @@ class Decision:
 
     @cached_property
     def part(self) -> Part:
-        """Part of the architecture that it is about; raises KeyError where there is none of its name."""
+        """Part of the architecture that is decided on; raises KeyError for an unknown name."""
         return part_of(self.name)
 
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates: every combination of the decisions' choices."""
+    """Search space: every combination of the decisions' choices."""
 
     decisions: tuple[Decision, ...]
 
@@ -48,15 +48,15 @@ class Space:
         return math.prod(len(decision.choices) for decision in self.decisions)
 
     def candidates(self) -> Iterator[Choice]:
-        """All candidates, the last decision's choices changing first."""
+        """Yields all candidates, the last decision's choices changing first."""
         return itertools.product(*(range(len(decision.choices)) for decision in self.decisions))
 
     def index(self, choice: Choice) -> int:
-        """Place of a candidate in ``candidates``."""
-        place = 0
+        """Returns the index of a candidate in ``candidates``."""
+        index = 0
         for decision, number in zip(self.decisions, choice, strict=True):
-            place = place * len(decision.choices) + number
-        return place
+            index = index * len(decision.choices) + number
+        return index
 
     def values(self, choice: Choice) -> dict[str, Any]:
         """Values of a candidate by the names of the decisions."""
@@ -65,7 +65,7 @@ class Space:
 
     @property
     def largest(self) -> Choice:
-        """Candidate whose parts hold those of all others: the supernet."""
+        """Candidate that contains all others: the supernet."""
         return tuple(decision.choices.index(max(decision.choices)) for decision in self.decisions)
 
     @property
@@ -82,7 +82,7 @@ class Space:
         return self.apply_values(base, self.values(choice))
 
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
-        """Does the same with values for some of the decisions; others stay as the base has them."""
+        """Applies values of some decisions to the base; raises InputError as ``apply`` does."""
         content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
         return parse_model(
             TrainConfig, changed(content, self.changes(base, values)), f"candidate {described(values)}"
@@ -104,11 +104,11 @@ class Space:
             except InputError:
                 return False
 
-        found: list[int] = []
+        numbers: list[int] = []
         for decision in self.decisions:
-            same = (place for place, value in enumerate(decision.choices) if is_same(decision.name, value))
-            found += itertools.islice(same, 1)
-        return tuple(found) if len(found) == len(self.decisions) else None
+            same = (number for number, value in enumerate(decision.choices) if is_same(decision.name, value))
+            numbers += itertools.islice(same, 1)
+        return tuple(numbers) if len(numbers) == len(self.decisions) else None
 
 
 def described(values: Mapping[str, Any]) -> str:
@@ -167,7 +167,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     for decision in space.decisions:
         if problem := _problem(decision, schema):
             raise InputError(f"{where}: space.{decision.name}: {problem}")
-    features = Counter((one.part.kind, name) for one in space.decisions for name in one.part.features)
+    features = Counter((item.part.kind, name) for item in space.decisions for name in item.part.features)
     for (kind, name), count in features.items():
         if count > 1:
             raise InputError(f"{where}: space: two decisions are about {kind} of the feature {name}")
@@ -176,7 +176,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
         raise InputError(f"{where}: with model.network there are no crosses and deep layers to decide on")
     _check_layers(space, base, where)
     try:
-        smallest, largest = (space.apply(content, one) for one in (space.smallest, space.largest))
+        smallest, largest = (space.apply(content, choice) for choice in (space.smallest, space.largest))
         smallest.table_layouts(schema)
         largest.table_layouts(schema)
     except InputError as error:
@@ -190,7 +190,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 
 
 def _problem(decision: Decision, schema: Schema) -> str:
-    """Says what is wrong with a decision by itself; empty: nothing."""
+    """Returns the fault of a decision, or an empty string."""
     choices = decision.choices
     try:
         part = decision.part
@@ -198,23 +198,23 @@ def _problem(decision: Decision, schema: Schema) -> str:
         return f"is no part of the architecture; allowed: {', '.join(DECISIONS)}"
     if not choices:
         return "has no choice; at least one is required"
-    for place, one in enumerate(choices):
-        if any(one == other and type(one) is type(other) for other in choices[:place]):
-            return f"{one!r} appears twice"
+    for index, choice in enumerate(choices):
+        if any(choice == other and type(choice) is type(other) for other in choices[:index]):
+            return f"{choice!r} appears twice"
     kind, least = (bool, 0) if part.kind == "features" else (int, int(part.kind == "factor_width"))
-    wrong = [one for one in choices if type(one) is not kind or one < least]
+    wrong = [choice for choice in choices if type(choice) is not kind or choice < least]
     if wrong:
         allowed = "true and false" if kind is bool else f"whole numbers of at least {least}"
         return f"{wrong[0]!r} is not allowed: {allowed}"
     if part.kind in ("ranks", "cross_rank") and 0 in choices and any(choices):
         return "has rank 0 beside others: a full matrix and a bottleneck are different weights"
-    known = list(schema.by_name)
-    unknown = [name for name in part.features if name not in known]
-    numbers = [name for name in part.features if name in known and not schema.by_name[name].has_ids]
+    names = list(schema.by_name)
+    unknown = [name for name in part.features if name not in names]
+    numbers = [name for name in part.features if name in names and not schema.by_name[name].has_ids]
     if numbers:
         return f"{numbers[0]} is a feature whose numbers the network reads: no candidate differs in it"
     return (
-        f"{unknown[0]} is not a feature of the log; allowed: {listed(known, unknown[0])}" if unknown else ""
+        f"{unknown[0]} is not a feature of the log; allowed: {listed(names, unknown[0])}" if unknown else ""
     )
 
 
@@ -235,8 +235,8 @@ def _check_layers(space: Space, base: TrainConfig, where: str) -> None:
             raise InputError(f"{where}: space.{decision.name}: the configuration has no model.factorized")
     widths: dict[int, Sequence[int]] = {layer: [width] for layer, width in enumerate(deep.units)}
     ranks: dict[int, Sequence[int]] = {layer: [rank] for layer, rank in enumerate(deep.ranks)}
-    widths |= {part.layer: one.choices for part, one in decided.items() if part.kind == "units"}
-    ranks |= {part.layer: one.choices for part, one in decided.items() if part.kind == "ranks"}
+    widths |= {part.layer: decision.choices for part, decision in decided.items() if part.kind == "units"}
+    ranks |= {part.layer: decision.choices for part, decision in decided.items() if part.kind == "ranks"}
     for layer, choices in ranks.items():
         narrowest = min((width for width in widths.get(layer, ()) if width), default=0)
         if max(choices) >= max(narrowest, 1):

@@ -77,12 +77,12 @@ def search_supernet(
     rows = sum(len(block) for block in blocks)
     plan = Plan(config, space, base, policy, max(1, rows), out / "controller.jsonl")
     arrays = _one_pass(plan, largest, log, out / "run", rows, progress)
-    own = progress_of(arrays["search"], policy.sizes)
-    count, learned = Operations(log), own.examples * (plan.drawn + len(plan.always))
+    state = progress_of(arrays["search"], policy.sizes)
+    count, learned = Operations(log), state.examples * (plan.drawn + len(plan.always))
     flops = count(largest)
-    operations = learned * flops["train_flops"] + own.scored * flops["inference_flops"]
+    operations = learned * flops["train_flops"] + state.scored * flops["inference_flops"]
     whole = count(base)["train_flops"] * rows
-    return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
+    return SupernetResult(policy.most_likely(state.controller.logits), state.examples, operations / whole)
 
 
 def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
@@ -136,7 +136,7 @@ def _one_pass(
     rows: int,
     progress: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Makes the pass, or what is left of it; returns everything that it came to, by the names of the variables."""
+    """Makes the pass, or the rest of it; returns the final variables by name."""
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 
@@ -149,12 +149,12 @@ def _one_pass(
         return begun[0].remembered(sizes).examples >= rows
 
     def report(*_: Any) -> None:
-        own = begun[0].remembered(sizes)
-        percent = 100 * own.examples // plan.examples
+        state = begun[0].remembered(sizes)
+        percent = 100 * state.examples // plan.examples
         if not shown or percent > shown[-1]:
             shown.append(percent)
-            best = described(plan.space.values(plan.policy.most_likely(own.controller.logits)))
-            progress(f"supernet {percent}%: entropy {entropy(own.controller.logits):.3f}, now {best}")
+            best = described(plan.space.values(plan.policy.most_likely(state.controller.logits)))
+            progress(f"supernet {percent}%: entropy {entropy(state.controller.logits):.3f}, now {best}")
 
     shown: list[int] = []
     with stop_signals() as stop, open_session(log, config, run_dir, report, begin=begin) as session:

@@ -45,10 +45,10 @@ _WARMUP_TEXT = b"warm up"
 
 @dataclass(frozen=True)
 class Exported:
-    """A published model: its folder, and whether this call made it or found it there."""
+    """A published model: its folder, and whether this call created it."""
 
     path: Path
-    made: bool
+    is_new: bool
     metadata: Mapping[str, Any]
 
 
@@ -83,8 +83,8 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
     with only_publisher(out, wait):
         examples, described = snapshot.examples, describe(snapshot)
         final = out / str(examples)
-        if found := _find_same(out, final, described):
-            return found
+        if existing := _find_same(out, final, described):
+            return existing
         newer = [path for path in versions(out) if version_number(path) > examples]
         if keep is not None and len(newer) >= keep:
             # A resumed run does not repeat an export that it had deleted.
@@ -126,17 +126,17 @@ def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported
     return None
 
 
-def _differing(keys: Sequence[str], one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _differing(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     def value(metadata: Mapping[str, Any], key: str) -> Any:
         # ``ctr train --skip`` adds rows that a run has not learned from yet: until then it is the same.
         return {**metadata[key], "skip": None} if key == "config" else metadata.get(key)
 
-    return [key for key in keys if value(one, key) != value(other, key)]
+    return [key for key in keys if value(first, key) != value(second, key)]
 
 
-def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+def _other_logs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
     """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
-    first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other))
+    first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (old, new))
     if first.keys() != second.keys():
         return True
     return any(first[name][0] == second[name][0] and first[name] != second[name] for name in first)
@@ -200,7 +200,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
     # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
     module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
-    # Clients that name no function mean this one.
+    # The default of clients that name no function.
     concrete["serving_default"] = concrete["predict"]
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
@@ -208,7 +208,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
     warmed = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
         _write_warmup(folder / EXTRA / WARMUP, warmed)
-    functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
+    functions = {name: _describe_function(signature, outputs[name]) for name, signature in signatures.items()}
     requests = describe_requests(snapshot.schema, served_schema(snapshot))
     metadata = {**described, "requests": requests, "signatures": functions, "files": hash_files(folder)}
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
@@ -239,7 +239,7 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """Variables that functions read, in the order of first use: a graph's own order is that of a set."""
+    """Returns the variables that functions read, by first use, as the order within a graph is not fixed."""
     used: dict[int, tf.Variable] = {}
     for function in functions:
         by_handle = {id(variable.handle): variable for variable in function.graph.variables}

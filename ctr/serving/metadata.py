@@ -63,19 +63,19 @@ def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
 
 
 def check_files(model: Path, metadata: dict[str, Any]) -> None:
-    """Raises InputError when a file of the model is not what was written, or is none that was."""
+    """Raises InputError if a file of the model was changed, removed or added."""
     links = [path for path in sorted(model.rglob("*")) if path.is_symlink()]
     if links:
         raise InputError(f"{links[0]}: a model has no symbolic links: delete it")
     recorded = metadata["files"]
     if not isinstance(recorded, dict):
         raise InputError(f"{model / EXTRA / FILE}: files does not map names to hashes: the file was changed")
-    found = hash_files(model)
+    hashes = hash_files(model)
     for name, digest in recorded.items():
-        if found.get(name) != digest:
-            problem = "missing" if name not in found else "damaged: it does not have the recorded SHA-256"
+        if hashes.get(name) != digest:
+            problem = "missing" if name not in hashes else "damaged: it does not have the recorded SHA-256"
             raise InputError(f"{model / name}: {problem}; export the model again")
-    for name in found.keys() - recorded.keys():
+    for name in hashes.keys() - recorded.keys():
         raise InputError(f"{model / name}: is not among the files that {EXTRA}/{FILE} records: delete it")
 
 
@@ -89,7 +89,7 @@ def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def is_learned(until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns which rows are not later than the last one that was learned from, bool [N], by time and query id.
+    """Returns whether each row, by time and query id, is at most the last learned row, bool [N].
 
     Times are in microseconds; both are int64 [N].
     """

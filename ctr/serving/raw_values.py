@@ -22,7 +22,7 @@ _MISSING_TIME = -1
 
 
 def is_column(values: Any) -> bool:
-    """Tells a column from one value, which is that of every row."""
+    """Returns whether `values` is a column rather than one value for every row."""
     single_values = str | bytes | bool | int | float | datetime | np.generic | None
     return not isinstance(values, single_values)
 
@@ -83,7 +83,7 @@ def _text(value: Any, separator: str | None) -> str | bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        # What is no UTF-8 has no bytes to be hashed.
+        # A string that is not valid UTF-8 has no bytes to hash.
         value.encode()
         return value
     if value is None:
@@ -175,8 +175,8 @@ class FunctionInputs:
         self, name: str, described: Mapping[str, Mapping[str, Any]], separators: Mapping[str, str | None]
     ) -> None:
         self._name, self._separators = name, separators
-        self.columns: dict[str, str] = {key: one["column"] for key, one in described.items()}
-        self.dtypes: dict[str, str] = {key: one["dtype"] for key, one in described.items()}
+        self.columns: dict[str, str] = {key: column["column"] for key, column in described.items()}
+        self.dtypes: dict[str, str] = {key: column["dtype"] for key, column in described.items()}
 
     def read(self, features: Mapping[str, Any]) -> dict[str, Texts | np.ndarray]:
         """Converts the columns that the function takes to lists of texts, float32 and int64 arrays.

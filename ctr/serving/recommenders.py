@@ -47,7 +47,7 @@ def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
     ``schema``: the log's, or a model's (``RecommendersModel.schema``); then queries are whole (``add_query_size``).
     """
     rows = add_query_size(rows, schema)
-    single = {name: tf.constant(rows.ids[:, place]) for place, name in enumerate(schema.single_valued)}
+    single = {name: tf.constant(rows.ids[:, column]) for column, name in enumerate(schema.single_valued)}
     multivalent = {
         name: tf.RaggedTensor.from_row_splits(values, offsets)
         for name, (values, offsets) in rows.multivalent.items()
@@ -142,7 +142,7 @@ class RecommendersModel(tfrs.Model):
         for number, layer in enumerate(self.deep):
             layer.set_weights(of_layer(f"quality/deep_{number}"))
         self.head.set_weights([weights["quality_head"].numpy()])
-        # Copies of what the layers hold now.
+        # Copies of the layers' values.
         self._snapshot = replace(self._snapshot, weights={})
 
     def _network(self, e0: tf.Tensor) -> tf.Tensor:

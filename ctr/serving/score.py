@@ -97,11 +97,11 @@ def score_log(
     """
     times = time_range or TimeRange()
     schema = read_schema(log)
-    own = scorer.schema.stored.version
-    if schema.version != own:
+    model_version = scorer.schema.stored.version
+    if schema.version != model_version:
         raise InputError(
             f"{log}: the log has the features of schema {schema.version}, the model {scorer.path} those of "
-            f"{own}: both must have the same"
+            f"{model_version}: both must have the same"
         )
 
     until = learned_until(scorer.metadata)
@@ -119,16 +119,16 @@ def score_log(
                 rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
                 good = rows.fault == 0
                 rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
-                kept = rows if good.all() else rows.keep(good)
-                columns = {name: getattr(kept, name) for name in _LOG_KEYS}
+                valid = rows if good.all() else rows.keep(good)
+                columns = {name: getattr(valid, name) for name in _LOG_KEYS}
                 for field in labels:
-                    columns[field.name] = getattr(kept, field.name).astype(field.type.to_pandas_dtype())
-                keys = pa.table({**columns, LEARNED: is_learned(until, kept.query_time, kept.query_id)})
-                scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
+                    columns[field.name] = getattr(valid, field.name).astype(field.type.to_pandas_dtype())
+                keys = pa.table({**columns, LEARNED: is_learned(until, valid.query_time, valid.query_id)})
+                scores = scorer.score_ids(_packed(valid)) if len(valid) else {}
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    # Scores of further labels first, those of the click last.
+    # Scores of further labels first, the click scores last.
     scores = [*(pa.field(f"p_{name}", pa.float32()) for name in scorer.labels), *_SCORES]
     schema_out = pa.schema([*fields, *labels, pa.field(LEARNED, pa.bool_()), *scores])
     return _write(out, schema_out, batches(), progress, until)

@@ -96,11 +96,11 @@ class Scorer:
             return self._call("ui", columns)["U"]
         keys = list(zip(*(_hashable(column) for column in columns.values()), strict=True))
 
-        def compute(places: list[int]) -> np.ndarray:
+        def compute(indices: list[int]) -> np.ndarray:
             some = {
-                source: column[places]
+                source: column[indices]
                 if isinstance(column, np.ndarray)
-                else [column[place] for place in places]
+                else [column[index] for index in indices]
                 for source, column in columns.items()
             }
             return self._call("ui", some)["U"]
@@ -173,21 +173,21 @@ class RowCache:
             raise ValueError(f"capacity: {capacity} is not allowed; allowed: at least 1")
         self._capacity = capacity
         self._rows = np.empty((capacity, *shape), np.float32)
-        self._places: dict[Hashable, int] = {}
-        self._keys: OrderedDict[int, Hashable] = OrderedDict()  # by place, the longest unused first
+        self._indices: dict[Hashable, int] = {}
+        self._keys: OrderedDict[int, Hashable] = OrderedDict()  # by index, the longest unused first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def get(self, keys: Sequence[Hashable], compute: Callable[[list[int]], np.ndarray]) -> np.ndarray:
         """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
         with self._lock:
-            places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
-            missing = np.flatnonzero(places < 0).tolist()
+            indices = np.fromiter(map(self._indices.get, keys, repeat(-1)), np.int64, len(keys))
+            missing = np.flatnonzero(indices < 0).tolist()
             # A loop that is not in Python.
-            deque(map(self._keys.move_to_end, places[places >= 0].tolist()), maxlen=0)
-            rows = self._rows[places]
+            deque(map(self._keys.move_to_end, indices[indices >= 0].tolist()), maxlen=0)
+            rows = self._rows[indices]
         if not missing:
             return rows
         begins: dict[Hashable, int] = {}
@@ -197,14 +197,14 @@ class RowCache:
         numbers = {key: number for number, key in enumerate(begins)}
         rows[missing] = computed[[numbers[keys[position]] for position in missing]]
         with self._lock:
-            fresh = [key for key in begins if key not in self._places][-self._capacity :]
-            self._rows[[self._new_place(key) for key in fresh]] = computed[[numbers[key] for key in fresh]]
+            fresh = [key for key in begins if key not in self._indices][-self._capacity :]
+            self._rows[[self._new_index(key) for key in fresh]] = computed[[numbers[key] for key in fresh]]
         return rows
 
-    def _new_place(self, key: Hashable) -> int:
-        place = len(self._places)
-        if place == self._capacity:
-            place, oldest = self._keys.popitem(last=False)
-            del self._places[oldest]
-        self._places[key], self._keys[place] = place, key
-        return place
+    def _new_index(self, key: Hashable) -> int:
+        index = len(self._indices)
+        if index == self._capacity:
+            index, oldest = self._keys.popitem(last=False)
+            del self._indices[oldest]
+        self._indices[key], self._keys[index] = index, key
+        return index

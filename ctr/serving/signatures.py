@@ -86,10 +86,10 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
     They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
-    other column takes such a name away. Where nothing is left it is ``column_`` and the place, from 1 on.
+    other column takes such a name away. Where nothing is left it is ``column_`` and its number, from 1 on.
     """
     columns = list(sources)
-    wanted = {source: _plain_name(source, place) for place, source in enumerate(columns, 1)}
+    wanted = {source: _plain_name(source, number) for number, source in enumerate(columns, 1)}
     names: dict[str, str] = {}
     for source in sorted(columns, key=lambda source: wanted[source] != source):
         name = wanted[source]
@@ -101,10 +101,10 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     return {by_source[source]: source for source in columns}
 
 
-def _plain_name(source: str, place: int) -> str:
+def _plain_name(source: str, number: int) -> str:
     name = re.sub(r"[^A-Za-z0-9_]", "_", source)
     if not name.strip("_"):
-        return f"column_{place}"
+        return f"column_{number}"
     if not name[:1].isalpha():
         name = f"x{name}"
     return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
@@ -119,11 +119,11 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        found = experts.scores(weights, inputs_of(snapshot, ids), alpha2)
-        logit, *labels = experts.predictions(weights, found)
+        expert_scores = experts.scores(weights, inputs_of(snapshot, ids), alpha2)
+        logit, *labels = experts.predictions(weights, expert_scores)
         names = snapshot.architecture.labels
         return _outputs(logit) | {
-            f"p_{name}": tf.sigmoid(one) for name, one in zip(names, labels, strict=True)
+            f"p_{name}": tf.sigmoid(label_logit) for name, label_logit in zip(names, labels, strict=True)
         }
 
     def only_q(ids: Ids) -> dict[str, tf.Tensor]:
@@ -132,8 +132,8 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     def only_u(ids: Ids) -> dict[str, tf.Tensor]:
         return {"U": ui(*model, inputs_of(snapshot, ids, "ui")["ui"])}
 
-    def combined(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return _outputs(ensemble_logit(combine(*model, made["Q"], made["U"])))
+    def combined(towers: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return _outputs(ensemble_logit(combine(*model, towers["Q"], towers["U"])))
 
     signatures = {
         "predict": _raw_signature(served_schema(snapshot), names, kinds, scores),
@@ -141,8 +141,8 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     }
     if (factors := snapshot.config.model.factorized) is not None and len(experts.names) == 1:
         for tower, function in (("quality", only_q), ("ui", only_u)):
-            own = [layout for layout in snapshot.layouts if layout.tower == tower]
-            needed = schema.only(feature_names(own))
+            layouts = [layout for layout in snapshot.layouts if layout.tower == tower]
+            needed = schema.only(feature_names(layouts))
             signatures[tower] = _raw_signature(needed, names, kinds, function)
         shape = [None, snapshot.architecture.components, factors.width + 2]
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
@@ -152,36 +152,36 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
 
 def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
     """Looks up the inputs of each tower, or of one alone, for N rows of ids in the snapshot's tables."""
-    layouts = enumerate(snapshot.layouts)
-    chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
-    own, tables = tuple(layout for _, layout in chosen), [snapshot.tables[number] for number, _ in chosen]
+    numbered = enumerate(snapshot.layouts)
+    chosen = [(index, layout) for index, layout in numbered if tower in (None, layout.tower)]
+    layouts, tables = tuple(layout for _, layout in chosen), [snapshot.tables[index] for index, _ in chosen]
     plans, looked_up = [], []
-    for (number, layout), table in zip(chosen, tables, strict=True):
-        plans.append(_plan(layout, snapshot.keys.get(number), ids))
+    for (index, layout), table in zip(chosen, tables, strict=True):
+        plans.append(_plan(layout, snapshot.keys.get(index), ids))
         looked_up.append(look_up(layout, table, plans[-1]))
     if snapshot.architecture.pooled:
-        looked_up, own = pool(snapshot.served_weights, own, looked_up, tables, plans)
-    if numbers := all_numbers(own):
-        values = {one: _values(one, ids[one.name]) for one in numbers}
-        looked_up += look_up_numbers(values, snapshot.served_weights[STATISTICS], own[0].copies)
-        own = with_numbers(own)
-    return tower_inputs(looked_up, own, snapshot.architecture.factors is not None)
+        looked_up, layouts = pool(snapshot.served_weights, layouts, looked_up, tables, plans)
+    if numbers := all_numbers(layouts):
+        values = {feature: _values(feature, ids[feature.name]) for feature in numbers}
+        looked_up += look_up_numbers(values, snapshot.served_weights[STATISTICS], layouts[0].copies)
+        layouts = with_numbers(layouts)
+    return tower_inputs(looked_up, layouts, snapshot.architecture.factors is not None)
 
 
-def _values(one: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-    """The numbers of N rows, float32 [N, size], NaN where they are missing or more or fewer."""
-    if one.single is not None:
+def _values(feature: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+    """Decodes a feature's numbers, float32 [N, size]; NaN for rows without exactly ``size`` of them."""
+    if feature.single is not None:
         return graph.numbers_of_bits(ids)[:, tf.newaxis]
-    ids = graph.whole(ids.values, ids, one.size)[1]
-    rows = tf.reshape(graph.numbers_of_bits(ids.values), [-1, one.size])
-    place = tf.cast(ids.row_splits[:-1], tf.int32) // one.size
-    there = tf.equal(tf.cast(ids.row_lengths(), tf.int32), one.size)
-    padded = tf.concat([rows, tf.fill([1, one.size], np.float32(np.nan))], axis=0)
-    return tf.gather(padded, tf.where(there, place, tf.shape(rows)[0]))
+    ids = graph.whole(ids.values, ids, feature.size)[1]
+    rows = tf.reshape(graph.numbers_of_bits(ids.values), [-1, feature.size])
+    index = tf.cast(ids.row_splits[:-1], tf.int32) // feature.size
+    there = tf.equal(tf.cast(ids.row_lengths(), tf.int32), feature.size)
+    padded = tf.concat([rows, tf.fill([1, feature.size], np.float32(np.nan))], axis=0)
+    return tf.gather(padded, tf.where(there, index, tf.shape(rows)[0]))
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
+    """Selects the log's features that the model has, with the parts of its crosses."""
     return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
@@ -240,7 +240,7 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 
 def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
-    """Rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
+    """Plans the lookup of N examples in a table, for ``ctr.models.embeddings.look_up`` on the whole table."""
     some = ids[layout.features[0].source]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
@@ -272,40 +272,40 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
         parts.append(_growing_rows(layout, keys, growing, _growing_ids(growing, ids)))
     if len(parts) == 1:
         return parts[0]
-    places = {feature.name: place for place, feature in enumerate([*fixed, *growing])}
-    return tf.gather(tf.concat(parts, axis=1), [places[feature.name] for feature in layout.single], axis=1)
+    columns = {feature.name: column for column, feature in enumerate([*fixed, *growing])}
+    return tf.gather(tf.concat(parts, axis=1), [columns[feature.name] for feature in layout.single], axis=1)
 
 
 def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
-    """Returns ids that grow of N rows, int64 [N, G]: those of pairs, which stand last, are made of the others'."""
+    """Returns the growing ids of N rows, int64 [N, G]; pair ids, computed from their two features, are last."""
     parts = [ids[feature.source] for feature in features if len(feature.of) < 2]
-    found = [tf.stack(parts, axis=1)] if parts else []
+    blocks = [tf.stack(parts, axis=1)] if parts else []
     pairs = [feature.of for feature in features if len(feature.of) == 2]
     if pairs:
         names = sorted({name for pair in pairs for name in pair})
         columns = tf.stack([tf.cast(ids[name], tf.int64) for name in names], axis=1)
         sides = zip(*([names.index(name) for name in pair] for pair in pairs), strict=True)
         left, right = (tf.bitcast(tf.gather(columns, list(side), axis=1), tf.uint64) for side in sides)
-        found.append(pair_ids(graph, left, right))
-    return found[0] if len(found) == 1 else tf.concat(found, axis=1)
+        blocks.append(pair_ids(graph, left, right))
+    return blocks[0] if len(blocks) == 1 else tf.concat(blocks, axis=1)
 
 
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: Sequence[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Rows of ids that grow, int64 [N, G] -> int32: an own one, else one of those that the ids of a feature share."""
+    """Returns the rows of growing ids, int64 [N, G] -> int32: the id's own row, else a shared row of its feature."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])
     sought = tf.bitwise.bitwise_xor(ids, tf.constant([feature.salt for feature in features], tf.int64))
     # Read once: if a variable is gathered from directly, TensorFlow copies all of it whenever it is read.
     all_keys = tf.convert_to_tensor(keys)
-    place = tf.reshape(tf.searchsorted(all_keys, tf.reshape(sought, [-1])), tf.shape(ids))
-    found = tf.equal(tf.gather(all_keys, place), sought) & tf.not_equal(sought, LAST_KEY)
+    index = tf.reshape(tf.searchsorted(all_keys, tf.reshape(sought, [-1])), tf.shape(ids))
+    has_row = tf.equal(tf.gather(all_keys, index), sought) & tf.not_equal(sought, LAST_KEY)
     # As ``IdMap.look_up`` chooses it.
     shared_rows = tf.constant([feature.buckets - 1 for feature in features], tf.uint64)
     shared = tf.cast(tf.math.floormod(_splitmix64(tf.bitcast(ids, tf.uint64)), shared_rows), tf.int32)
-    rows = tf.where(found, layout.rows + place, offsets + 1 + shared)
+    rows = tf.where(has_row, layout.rows + index, offsets + 1 + shared)
     return tf.where(tf.equal(ids, MISSING_ID), offsets, rows)
 
 
@@ -322,7 +322,7 @@ def _splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
-    """Describes inputs, derived columns, and what is not in the model; columns have the names of the whole log's."""
+    """Describes inputs, derived columns and columns not in the model; columns are named as in the whole log."""
     kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():

@@ -43,7 +43,7 @@ _MOST_CHANGES = 16
 
 @dataclass(frozen=True)
 class Placed:
-    """N ads on the pages of queries: places in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
+    """N ads on the pages of queries: indices in ``Queries``, ``Ads`` and ``FORMATS``; positions from 1."""
 
     query: np.ndarray
     ad: np.ndarray
@@ -66,11 +66,11 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
     """Counts the words of each query that are in the ad's text, [N]."""
     words, text = queries.words[query], ads.words[ad]
     common = np.zeros(len(query), np.int64)
-    for place in range(words.shape[1]):
-        found = np.zeros(len(query), bool)
+    for index in range(words.shape[1]):
+        is_common = np.zeros(len(query), bool)
         for other in range(text.shape[1]):
-            found |= words[:, place] == text[:, other]
-        common += found
+            is_common |= words[:, index] == text[:, other]
+        common += is_common
     return common
 
 
@@ -79,9 +79,9 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
-    known = queries.words != NO_WORD
-    words = np.where(known[:, :, None], world.word_taste[queries.words], 0).sum(axis=1)
-    subject = words / np.maximum(known.sum(axis=1), 1)[:, None]
+    is_word = queries.words != NO_WORD
+    words = np.where(is_word[:, :, None], world.word_taste[queries.words], 0).sum(axis=1)
+    subject = words / np.maximum(is_word.sum(axis=1), 1)[:, None]
     phase = 2 * np.pi * (queries.hour[query] - world.topic_peak[topic]) / 24
     return (
         world.intercept
@@ -106,7 +106,7 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
 def true_logit(
     config: WorldConfig, world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed
 ) -> np.ndarray:
-    """Computes the logit of a click on an ad that is examined, [N], with what the interests of the moment add."""
+    """Computes the logit of a click on an examined ad, [N], with the effect of current interests."""
     interest = interest_logit(config, queries, ads, placed.query, placed.ad)
     return quality_logit(world, now, queries, ads, placed) + interest
 
@@ -161,25 +161,25 @@ def run_auction(
     is_worth = bid * predicted >= config.reserve
     wanted = np.where(queries.randomized[:, None], position <= drawn[:, None], is_worth)
     shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
-    query, place = np.nonzero(shown)
+    query, slot = np.nonzero(shown)
     following = np.zeros(order.shape)
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
-    # Without a reserve also what is worth nothing is shown, for nothing.
+    # Without a reserve, worthless ads are shown too, at price 0.
     price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
-    placed = _placed(ads, ranked, (query, place), position)
+    placed = _placed(ads, ranked, (query, slot), position)
     return Impressions(
         **vars(placed),
-        mind=ranked.mind[query, place],
-        predicted=predicted[query, place],
-        price=price[query, place].astype(np.float32),
+        mind=ranked.mind[query, slot],
+        predicted=predicted[query, slot],
+        price=price[query, slot].astype(np.float32),
     )
 
 
 def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], position: np.ndarray) -> Placed:
-    ad, places = candidates.ad[where], position[where]
-    return Placed(where[0], ad, places, shown_format(ads, ad, candidates.richness[where], places))
+    ad, positions = candidates.ad[where], position[where]
+    return Placed(where[0], ad, positions, shown_format(ads, ad, candidates.richness[where], positions))
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
@@ -280,7 +280,7 @@ def interest_logit(
     Nothing of interests is drawn from the streams of ``world.py``: a world with them has the queries and ads of one
     without.
 
-    ``query`` and ``ad`` are places in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
+    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
     """
     interests = config.interests
     if interests is None:
@@ -317,7 +317,7 @@ def current_themes(
         number = changes.sum(axis=1)
         drawn = uniform_hash(key + number.astype(np.uint64), f"theme {seed}")
         theme[searched] = (drawn * interests.themes).astype(np.int64)
-        # Where nothing changed before this time, the theme is that of the span before.
+        # Without a change before this time, the theme of the previous span holds.
         searched = searched[number == 0]
         span[searched] -= 1
         until[searched] = 1.0

@@ -112,7 +112,7 @@ _MeanSeconds = Annotated[float, Field(ge=0, le=30 * 24 * 3600)]
 
 
 class EventsConfig(StrictModel):
-    """How raw impressions and clicks come in. Delays are exponential, each with a share of longer ones.
+    """Delivery of raw impressions and clicks. Delays are exponential, each with a share of longer ones.
 
     Attributes:
         format: the format of the files.
@@ -171,7 +171,7 @@ def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
 
 def check_events_folder(folder: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of raw events of the simulator."""
-    check_output_folder(folder, "events of ctr simulate", lambda found: (found / EVENTS_FILE).is_file())
+    check_output_folder(folder, "events of ctr simulate", lambda path: (path / EVENTS_FILE).is_file())
 
 
 def check_world(log: Path) -> Path:

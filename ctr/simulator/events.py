@@ -36,7 +36,7 @@ _IMPRESSIONS, _CLICKS = KINDS
 
 
 class EventFiles:
-    """Writes events hour by hour of their arrival, while the log grows; holds those of hours that are not complete."""
+    """Writes events by hour of arrival while the log grows; buffers the events of incomplete hours."""
 
     def __init__(self, config: SimulatorConfig, folder: Path, ids: FeatureIds) -> None:
         _begin_folder(config, folder)
@@ -46,10 +46,10 @@ class EventFiles:
         self._delivered = dict.fromkeys(KINDS, 0)
         self._files = 0
 
-    def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
-        """Adds the events of queries in the order of the log, of its ``rows`` those ``kept``; writes complete hours."""
-        impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
-        clicked = rows.column("label").to_numpy()[kept] > 0
+    def add(self, served: Served, rows: pa.Table, indices: np.ndarray) -> None:
+        """Adds the events of queries in log order, for the ``rows`` at ``indices``; writes complete hours."""
+        impressions = _impressions(self._ids, served, rows).take(pa.array(indices))
+        clicked = rows.column("label").to_numpy()[indices] > 0
         numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))
         events = self._config.events
         self._waiting[_IMPRESSIONS].append(_deliver_impressions(events, impressions, (*numbers, 0)))
@@ -58,7 +58,7 @@ class EventFiles:
         self._write(int(served.queries.time_us[-1]) // HOUR_US)
 
     def finish(self) -> dict[str, int]:
-        """Writes the remaining events; returns the counts of files and of what was delivered, duplicates included."""
+        """Writes the remaining events; returns the counts of files and of deliveries, duplicates included."""
         self._write(None)
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 
@@ -93,15 +93,15 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     path = folder / EVENTS_FILE
     check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):
-        found = load_model(SimulatorConfig, path, "events")
-        if found != config:
-            differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
+        existing = load_model(SimulatorConfig, path, "events")
+        if existing != config:
+            differences = differing_keys(existing.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(
                 f"{path}: these events are of another simulation: its {joined(differences)}; "
                 "use another output directory"
             )
-    for place in (folder, *(folder / kind for kind in KINDS)):
-        remove_temporaries(place)
+    for directory in (folder, *(folder / kind for kind in KINDS)):
+        remove_temporaries(directory)
 
 
 def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
@@ -116,8 +116,8 @@ def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
 
 def _deliver_impressions(config: EventsConfig, impressions: pa.Table, numbers: Sequence[int]) -> pa.Table:
     chance = _chances(numbers, len(impressions), 6)
-    kept = chance[:, 0] >= config.lost_share
-    return _deliver(config, impressions.filter(kept), chance[kept, 1:])
+    delivered = chance[:, 0] >= config.lost_share
+    return _deliver(config, impressions.filter(delivered), chance[delivered, 1:])
 
 
 def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[int]) -> pa.Table:

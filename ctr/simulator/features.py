@@ -45,7 +45,7 @@ SCHEMA = Schema(
         Category(
             name="position",
             source="position",
-            vocabulary=tuple(str(place) for place in range(1, MAX_SLOTS + 1)),
+            vocabulary=tuple(str(index) for index in range(1, MAX_SLOTS + 1)),
             tower="ui",
         ),
         Cross(name="format_device", of=("format", "device"), buckets=100, tower="ui"),
@@ -108,7 +108,7 @@ def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _
 
 
 class FeatureIds:
-    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once."""
+    """Makes the ids of placed ads from users, queries, ads and pages, each of which is hashed once."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
         self.schema = schema
@@ -153,8 +153,8 @@ class FeatureIds:
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)
         for ids, rows in self._entities(queries, placed):
-            places = [single.index(name) for name in ids.names]
-            matrix[:, places] = ids.matrix[rows]
+            indices = [single.index(name) for name in ids.names]
+            matrix[:, indices] = ids.matrix[rows]
             columns |= {name: array.take(pa.array(rows)) for name, array in ids.lists.items()}
         columns[IDS_COLUMN] = pack_ids(matrix)
         target = shard_schema(self.schema)

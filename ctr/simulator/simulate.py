@@ -77,7 +77,7 @@ def simulate(
     """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
 
     Continues a log that an interrupted run of the same config left. ``randomized`` is the folder of a second log, of
-    the examples of randomized queries alone; ``events`` that of the traffic as raw events. Returns ``Counts`` of both.
+    the examples of randomized queries alone; ``events`` the folder of its raw events. Returns ``Counts`` of both.
     Raises InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
@@ -108,9 +108,9 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):
         return
-    found = read_world(folder)
+    existing = read_world(folder)
     for name in WorldConfig.model_fields:
-        old, new = getattr(found, name), getattr(config, name)
+        old, new = getattr(existing, name), getattr(config, name)
         if old != new:
             raise InputError(
                 f"{path}: this log is of another world: its {name} is {old}, not {new}; use another output directory"
@@ -155,9 +155,9 @@ def publish_day(
         parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
         if events is not None:
             has = logged_queries(config, served.queries)[served.impressions.query]
-            kept = np.flatnonzero(has)[:left]
-            events.add(served, parts[-1][0], kept)
-            left = None if left is None else left - len(kept)
+            indices = np.flatnonzero(has)[:left]
+            events.add(served, parts[-1][0], indices)
+            left = None if left is None else left - len(indices)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
     in_log = None if config.randomized_in_log else pc.invert(drawn)
@@ -212,7 +212,7 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    # How many ads a page shows is decided by what is predicted for them.
+    # The predictions decide how many ads a page shows.
     times = start, start + DAY_US
     manifest = publish_partition(folder, world_schema(config), *times, rows, counts_pages=False)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):

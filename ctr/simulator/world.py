@@ -75,7 +75,7 @@ class World:
     topic_peak: np.ndarray  # [topics], the hour at which an ad's topic draws the most clicks
     topic_weekend: np.ndarray  # [topics]
     country_topic: np.ndarray  # [countries, topics]
-    advertiser_topic: np.ndarray  # [advertisers], that of most of its ads
+    advertiser_topic: np.ndarray  # [advertisers], the most frequent topic of its ads
     advertiser_quality: np.ndarray  # [advertisers], a part of the logit
     format_prominence: np.ndarray  # [formats, devices], a factor of visibility, at most 1
     first: Coefficients  # on the first day
@@ -136,7 +136,7 @@ class Ads:
     gone: np.ndarray  # the first day on which it is there no more
     richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material
     quality: np.ndarray  # a part of the logit
-    repute: np.ndarray  # what the crude policy wrongly believes of it, in the logarithm
+    repute: np.ndarray  # the crude policy's error about it, in logits
     popularity: np.ndarray  # the higher it is, the more often it is retrieved
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
 
 
 def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, count: int) -> Ads:
-    """Ads that appear on a day; those of day 0 have been there for a while."""
+    """Draws the ads that appear on a day; the ads of day 0 have various ages."""
     rng = random_stream(config.seed, ADS_STREAM, day)
     advertiser = draw_ranks(rng, config.advertisers, (count,))
     is_usual = rng.random(count) < 0.7
@@ -191,7 +191,7 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 class Retrieval:
     """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
 
-    everywhere: np.ndarray  # places in ``Ads`` by falling popularity
+    everywhere: np.ndarray  # indices in ``Ads`` by falling popularity
     of_topics: np.ndarray  # the same topic by topic
     begins: np.ndarray
 
@@ -249,7 +249,7 @@ def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
     hour = rng.choice(24, count, p=share / share.sum())
     time = np.sort(hour * HOUR_US + rng.integers(0, HOUR_US, count))
     user = draw_ranks(rng, config.users, (count,))
-    # Of three topics, the one that the user likes best.
+    # The user's preferred topic of three.
     topics = draw_ranks(rng, config.topics, (count, 3))
     liking = np.einsum("qt,qct->qc", world.user_taste[user], world.topic_taste[topics])
     topic = topics[np.arange(count), np.argmax(liking + rng.gumbel(0, 0.5, liking.shape), axis=1)]
@@ -283,7 +283,7 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 class Candidates:
     """C ads, [Q, C], for each of Q queries, and the uniform random numbers of their auction and clicks."""
 
-    ad: np.ndarray  # places in ``Ads``
+    ad: np.ndarray  # indices in ``Ads``
     present: np.ndarray  # false where an ad was drawn twice
     richness: np.ndarray  # decides in which format an ad is shown
     mind: np.ndarray  # decides whether an examined ad is clicked

@@ -47,7 +47,7 @@ _COUNTS = {
 }
 
 Comparisons = Mapping[int, RunComparison | str]
-"""By place, each run but the first against it, or why they cannot be compared."""
+"""Comparisons of each other run with the first, by index, or why they are not comparable."""
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
@@ -70,7 +70,7 @@ def render_report(folders: Sequence[Path]) -> str:
 
 
 def report_context(folders: Sequence[Path]) -> PageContext:
-    """Returns what the page of runs says; raises InputError where a run cannot be read."""
+    """Returns the content of the page about runs; raises InputError where a run cannot be read."""
     runs = show_runs(folders)
     compared = _compare(runs)
     subjects = {subject_of(folder) for folder in folders}
@@ -102,32 +102,32 @@ def report_context(folders: Sequence[Path]) -> PageContext:
 
 def _compare(runs: Sequence[ShownRun]) -> dict[int, RunComparison | str]:
     compared: dict[int, RunComparison | str] = {}
-    for place, shown in enumerate(runs[1:], 1):
+    for index, shown in enumerate(runs[1:], 1):
         try:
-            compared[place] = compare_read_runs(runs[0].run, shown.run)
+            compared[index] = compare_read_runs(runs[0].run, shown.run)
         except NotComparableError as error:
-            compared[place] = f"{shown.name} and {runs[0].name} are not comparable: {error}"
+            compared[index] = f"{shown.name} and {runs[0].name} are not comparable: {error}"
     return compared
 
 
 def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
-    """Says whether each run is better than the first; of one alone, what it learned."""
+    """Returns whether each run is better than the first; for a single run, what it learned."""
     if len(runs) == 1:
         return [words.what_was_learned(runs[0].summary)]
     return [
-        one if isinstance(one, str) else words.compared(one, (runs[0].name, runs[place].name))
-        for place, one in compared.items()
+        result if isinstance(result, str) else words.compared(result, (runs[0].name, runs[index].name))
+        for index, result in compared.items()
     ]
 
 
 def _warnings(runs: Sequence[ShownRun]) -> list[str]:
-    """Returns what a run warned of, with its name where there are several."""
+    """Returns the runs' warnings, each with the run's name."""
     texts = []
     for shown in runs:
         summary = shown.run.summary
         more = summary.get("warnings", [])
-        found = [summary.get("calibration_warning"), *(more if isinstance(more, list) else [])]
-        texts += [f"{shown.name}: {text}" for text in found if text]
+        warnings = [summary.get("calibration_warning"), *(more if isinstance(more, list) else [])]
+        texts += [f"{shown.name}: {text}" for text in warnings if text]
     return texts
 
 
@@ -136,8 +136,8 @@ def _period(runs: Sequence[ShownRun]) -> str:
     if not all(map(has_event_time, timelines)):
         return ""
     ends = (
-        min(one.windows[:, 1].min() for one in timelines),
-        max(one.windows[:, 2].max() for one in timelines),
+        min(timeline.windows[:, 1].min() for timeline in timelines),
+        max(timeline.windows[:, 2].max() for timeline in timelines),
     )
     return ", event times from " + " to ".join(
         f"{time:%Y-%m-%d %H:%M}" for time in pd.to_datetime(ends, unit="us")
@@ -171,13 +171,13 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
     tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
-    for place, one in compared.items():
-        if isinstance(one, str):
+    for index, result in compared.items():
+        if isinstance(result, str):
             continue
-        names = runs[0].name, runs[place].name
-        tables.append((f"{names[1]} minus {names[0]}, paired by query", _comparison_table(one, names)))
-        said += [_prediction_words(one, names[1]), *([SEED_NOTE] if one.differs_by_seed else [])]
-    said += next((one.cost_notes for one in compared.values() if not isinstance(one, str)), [])
+        names = runs[0].name, runs[index].name
+        tables.append((f"{names[1]} minus {names[0]}, paired by query", _comparison_table(result, names)))
+        said += [_prediction_words(result, names[1]), *([SEED_NOTE] if result.differs_by_seed else [])]
+    said += next((result.cost_notes for result in compared.values() if not isinstance(result, str)), [])
     keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
     costs = [[shown.name, *(display.amount(shown.run.number(key)) for key in keys)] for shown in runs]
     heads = ["run", *COSTS.values(), "seconds in all", "examples", "queries", "queries scored"]
@@ -202,26 +202,26 @@ def _last_window_row(shown: ShownRun) -> list[list[str]]:
     return [["last window", auc, "–", loss, "–", "–", ratio] for _, _, auc, loss, ratio in rows]
 
 
-def _comparison_table(one: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
+def _comparison_table(comparison: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
     rows = []
-    for metric, row in one.metrics.iterrows():
+    for metric, row in comparison.metrics.iterrows():
         relative = display.fixed(row["relative_percent"], 2, signed=True)
-        rows.append([*one.metric_cells(str(metric)), relative, row["verdict"]])
-    for key in one.costs:
-        title, a, b, ratio, bounds, verdict = one.cost_cells(key)
+        rows.append([*comparison.metric_cells(str(metric)), relative, row["verdict"]])
+    for key in comparison.costs:
+        title, a, b, ratio, bounds, verdict = comparison.cost_cells(key)
         rows.append([title, a, b, ratio, bounds, "", verdict.strip()])
     heads = ["metric", *names, "difference, or ratio", "95% interval, or range", "relative, %", "verdict"]
-    # Two runs may have such names, but a column is shown by its place.
+    # Two runs may have such names, but columns are read by position.
     return pd.DataFrame(rows, columns=heads)
 
 
-def _prediction_words(one: RunComparison, name: str) -> str:
-    if one.predictions is None:
-        return f"The prediction difference of {name} is unknown: {one.no_predictions}."
-    number = one.predictions.difference.number()
+def _prediction_words(comparison: RunComparison, name: str) -> str:
+    if comparison.predictions is None:
+        return f"The prediction difference of {name} is unknown: {comparison.no_predictions}."
+    number = comparison.predictions.difference.number()
     return (
         f"The predictions of {name} differ by {number.whole()} of their mean, over "
-        f"{display.amount(one.predictions.examples)} examples of both runs."
+        f"{display.amount(comparison.predictions.examples)} examples of both runs."
     )
 
 
@@ -229,7 +229,7 @@ def _label_tables(runs: Sequence[ShownRun]) -> list[tuple[str, pd.DataFrame]]:
     rows = []
     for shown in runs:
         labels = shown.run.summary.get("labels", {})
-        if not isinstance(labels, dict) or not all(isinstance(one, dict) for one in labels.values()):
+        if not isinstance(labels, dict) or not all(isinstance(entry, dict) for entry in labels.values()):
             raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
         for name, label in labels.items():
             numbers = [
@@ -286,7 +286,7 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
 
 def _last_ratio(shown: ShownRun) -> Number | None:
     last = shown.timeline.last_window()
-    return Number(*(float(one[0]) for one in last.click_ratio())) if len(last) else None
+    return Number(*(float(series[0]) for series in last.click_ratio())) if len(last) else None
 
 
 def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: bool) -> Figure | None:
@@ -311,7 +311,7 @@ def _calibration(runs: Sequence[ShownRun]) -> Section:
     for shown, table in zip(runs, tables, strict=True):
         ratio, top = (
             shown.number("calibration_ratio"),
-            Number(*(float(one[-1]) for one in _columns(table, _RATIO))),
+            Number(*(float(column[-1]) for column in _columns(table, _RATIO))),
         )
         tenth = (
             f"; {top.whole()} in the tenth of the highest predictions"
@@ -321,9 +321,9 @@ def _calibration(runs: Sequence[ShownRun]) -> Section:
         verdict = describe(ratio.value, ratio.low, ratio.high)
         said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
     drawn = []
-    if any(np.isfinite(one[0]).any() for one in ends):
+    if any(np.isfinite(line[0]).any() for line in ends):
         names = [str(decile) for decile in range(1, 11)]
-        drawn.append(figures.by_group("Predicted / actual clicks", [(one[0], one[1], one[2]) for one in ends], names,
+        drawn.append(figures.by_group("Predicted / actual clicks", [(row[0], row[1], row[2]) for row in ends], names,
                                       "decile of prediction", level=1.0))  # fmt: skip
     return Section("Calibration", said, drawn)
 
@@ -340,17 +340,17 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
     for feature in features:
         sliced = [shown for shown in runs if feature in shown.run.metrics.slices]
         tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
-        names = next((one for shown in runs if (one := shown.slice_names.get(feature))), {})
+        names = next((mapping for shown in runs if (mapping := shown.slice_names.get(feature))), {})
         # Stable: of equal weight the smaller id.
         most = max(SLICES_SHOWN // len(runs), _FEWEST_SLICES)
         heaviest = tables[0].sort_values("weight", ascending=False, kind="stable").index[:most].tolist()
-        if all(one in names for one in heaviest):
-            heaviest = [one for one in names if one in heaviest]
+        if all(value in names for value in heaviest):
+            heaviest = [value for value in names if value in heaviest]
         tables = [table.reindex(heaviest) for table in tables]
-        texts = [names.get(one, f"id {one}") for one in heaviest]
+        texts = [names.get(value, f"id {value}") for value in heaviest]
         rows = [
-            [text, shown.name, *_slice_cells(table.iloc[place])]
-            for place, text in enumerate(texts)
+            [text, shown.name, *_slice_cells(table.iloc[index])]
+            for index, text in enumerate(texts)
             for shown, table in zip(sliced, tables, strict=True)
         ]
         measured = ["observed click rate", "predicted / actual clicks", "logloss", "AUC"]
@@ -411,11 +411,11 @@ def _course_rows(timeline: Timeline) -> list[list[str]]:
 
 
 def _features(runs: Sequence[ShownRun]) -> Section | None:
-    measured = {shown.name: {one.name: one for one in shown.importance.features}
+    measured = {shown.name: {feature.name: feature for feature in shown.importance.features}
                 for shown in runs if shown.importance is not None}  # fmt: skip
-    certain = {name: {key: one.increase for key, one in found.items() if one.verdict.startswith("yes")}
-               for name, found in measured.items()}  # fmt: skip
-    names = list(dict.fromkeys(name for found in certain.values() for name in found))[:_FEATURES_DRAWN]
+    certain = {name: {key: feature.increase for key, feature in features.items() if feature.verdict.startswith("yes")}
+               for name, features in measured.items()}  # fmt: skip
+    names = list(dict.fromkeys(name for features in certain.values() for name in features))[:_FEATURES_DRAWN]
     said, drawn = [], []
     if measured:
         said.append(
@@ -425,24 +425,24 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
             "unknown values, whose values are exchanged between neighboring rows instead."
         )
         said += [
-            f"{name}: no feature differs from 0 for certain." for name, found in certain.items() if not found
+            f"{name}: no feature differs from 0 for certain." for name, gains in certain.items() if not gains
         ]
         if names:
             drawn.append(figures.by_name("Increase of logloss without a feature",
                                          [certain.get(shown.name, {}) for shown in runs], names))  # fmt: skip
-    others = [name for found in measured.values() for name in found]
+    others = [name for features in measured.values() for name in features]
     others += [name for shown in runs for name in shown.features]
-    every = dict.fromkeys([*(name for found in certain.values() for name in found), *others])
+    every = dict.fromkeys([*(name for features in certain.values() for name in features), *others])
     rows = []
     for name in every:
         for shown in runs:
-            about, one = shown.features.get(name, {}), measured.get(shown.name, {}).get(name)
+            about, entry = shown.features.get(name, {}), measured.get(shown.name, {}).get(name)
             shares = [display.ABSENT if (share := about.get(key)) is None else display.percent(share)
                       for key in ("missing", "out_of_range")]  # fmt: skip
-            cells = ["not measured" if one is None else "no certain effect", ""]
-            if one is not None and one.verdict.startswith("yes"):
-                cells = [one.increase.whole(signed=True), f"{one.share.times(100).text(signed=True)}%"]
-            way = "shuffled" if one is not None and one.is_shuffled else ""
+            cells = ["not measured" if entry is None else "no certain effect", ""]
+            if entry is not None and entry.verdict.startswith("yes"):
+                cells = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
+            way = "shuffled" if entry is not None and entry.is_shuffled else ""
             rows.append([name, shown.name, str(about.get("kind", "")), *shares, *cells, way])
     if not rows:
         return None
@@ -510,7 +510,7 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
     keys = dict.fromkeys(key for shown in runs for key in shown.environment)
     for key in keys:
         entries = [shown.environment.get(key, display.ABSENT) for shown in runs]
-        values.append([key, *(one if isinstance(one, str) else json.dumps(one) for one in entries)])
+        values.append([key, *(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries)])
     folded: list[tuple[str, str | pd.DataFrame]] = [
         ("Counts and environment", pd.DataFrame(values, columns=["", *names]))
     ]

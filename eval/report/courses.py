@@ -1,4 +1,4 @@
-"""What a run's sums say beside its metrics: baselines that cost nothing, and courses over the pass."""
+"""Figures of a run derived from its sums: base-rate baselines, and metrics over the pass."""
 
 import numpy as np
 import pandas as pd
@@ -15,34 +15,34 @@ _MAX_POINTS, _LEAST_POINTS, _USUAL_POINTS, _ENOUGH = 100, 5, 25, 400
 
 
 def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
-    """Returns the logloss of predictions that cost nothing, by what they are.
+    """Returns the logloss of base-rate predictions, by name.
 
     ``the base rate`` is the click rate of all rows. For each feature by which the run is sliced, ``base rate by
     FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
     Families of bias constraints are no features: their slices may be of the run's predictions.
     """
     loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
-    found = {"the base rate": quotient(loss, entropy)}
+    baselines = {"the base rate": quotient(loss, entropy)}
     weight = metrics.logloss.class_weight.sum(axis=1)
     clicks, total = metrics.logloss.class_weight.sum(axis=0)[1], weight.sum()
     for feature, state in metrics.slices.items():
         arrays = state.to_arrays()
-        places, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
+        slices, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
         rows, clicked = arrays["sums"][:2]
         if feature.startswith("constraint:") or not total or not np.isclose(rows.sum(), total):
             # A family of bias constraints, or not all rows are in a slice.
             continue
-        others, others_clicked = (np.bincount(places, one)[places] - one for one in (rows, clicked))
+        others, others_clicked = (np.bincount(slices, sums)[slices] - sums for sums in (rows, clicked))
         rate = np.clip((others_clicked + clicks / total) / (others + 1), 1e-6, 1 - 1e-6)
         losses = -(clicked * np.log(rate) + (rows - clicked) * np.log1p(-rate))
         by_bucket = np.bincount(buckets, losses, BUCKETS).astype(np.float64)
-        found[f"base rate by {feature}"] = Estimate(
+        baselines[f"base rate by {feature}"] = Estimate(
             np.array(ratio(by_bucket.sum(), total)),
             ratio(all_but_one(by_bucket), all_but_one(weight)),
             weight > 0,
             "log",
         )
-    return found
+    return baselines
 
 
 def has_event_time(timeline: Timeline) -> bool:
@@ -85,12 +85,12 @@ def point_starts(examples: IntArray) -> IntArray:
     least = min(least, usual / 2) if usual >= _ENOUGH else least
     least = max(least, (each - 0.5) * usual) if each > 1 else least
     starts, held = [0], 0
-    for place, size in enumerate(examples.tolist()):
+    for window, size in enumerate(examples.tolist()):
         if held >= least:
-            starts.append(place)
+            starts.append(window)
             held = 0
         held += size
-    # What is left at the end may be a few rows.
+    # The last point may have few rows.
     if len(starts) > 1 and held < least / 2:
         starts.pop()
     return np.array(starts, np.int64)

@@ -23,7 +23,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
-"""Of Okabe and Ito, which people with any kind of color vision can distinguish."""
+"""Palette of Okabe and Ito, which people with any kind of color vision can distinguish."""
 DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
 SIGNS, MARKERS = "●■▲◆▼✚", ("o", "s", "^", "D", "v", "P")
 INK, QUIET, GRID = "#1f2933", "#8a94a0", "#e4e7eb"
@@ -75,7 +75,7 @@ class Figure(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A course: values at places ``x``, with the ends of their intervals, drawn as a band."""
+    """A line: values at positions ``x``, with the ends of their intervals, drawn as a band."""
 
     x: npt.NDArray[Any]
     y: FloatArray
@@ -97,7 +97,7 @@ class Point(NamedTuple):
 
 
 def color_of(look: int) -> str:
-    """Returns the color of a run by its place."""
+    """Returns the color of a run by its index."""
     return COLORS[look % len(COLORS)]
 
 
@@ -105,7 +105,7 @@ def draw(
     title: str, note: str, alt: str, fill: Callable[[Axes], None], size: tuple[float, float] = (_WIDTH, _HEIGHT),
     left: float = 0.62, bottom: float = 0.45,
 ) -> Figure:  # fmt: skip
-    """Draws a figure; margins are in inches, ``alt`` says in words what is seen."""
+    """Draws a figure; margins are in inches, ``alt`` describes it in words."""
     width, height = size
     with matplotlib.rc_context(_STYLE):
         plot = Plot(figsize=size, dpi=72)
@@ -129,7 +129,7 @@ def draw(
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referred else "", svg)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    # An element of a page may refer to parts of another one that have the same id.
+    # An element of a page may refer to parts of another figure with the same id.
     prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
     svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
     words = f'class="plot" role="img" aria-label="{escape(alt)}" '
@@ -151,22 +151,22 @@ def courses(
     The frame holds the values and the inner half of their bands, but for unusually wide ones, and lies `within` what
     is possible; ``level`` is a line to compare with, drawn where it is near.
     """
-    known = [line for line in lines if np.isfinite(line.y).sum() > 1]
-    if not known:
+    shown = [line for line in lines if np.isfinite(line.y).sum() > 1]
+    if not shown:
         return None
-    framed = [line.y for line in known]
-    for line in known:
+    framed = [line.y for line in shown]
+    for line in shown:
         if line.low is not None and line.high is not None:
             framed += [(line.y + end) / 2 for end in _usual_ends(line.y, line.low, line.high, 2.0)]
     values = np.concatenate(framed)
     values = np.clip(values[np.isfinite(values)], *within)
-    is_time = known[0].x.dtype.kind == "M"
+    is_time = shown[0].x.dtype.kind == "M"
 
     def fill(axes: Axes) -> None:
-        for line in known:
+        for line in shown:
             color = line.color or color_of(line.look)
             if line.low is not None and line.high is not None:
-                band = 0.2 / math.sqrt(len(known))
+                band = 0.2 / math.sqrt(len(shown))
                 axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
             axes.plot(
                 line.x, line.y, color=color, linewidth=1.0 if line.is_dashed else 1.6,
@@ -183,11 +183,11 @@ def courses(
             axes.xaxis.set_major_formatter(FuncFormatter(thousands))
             axes.set_xlabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        if any(line.label for line in known):
-            axes.legend(loc="best", ncols=3 if len(known) > 3 else 1)
+        if any(line.label for line in shown):
+            axes.legend(loc="best", ncols=3 if len(shown) > 3 else 1)
 
     ends = "; ".join(f"from {line.y[np.isfinite(line.y)][0]:.4g} to {line.y[np.isfinite(line.y)][-1]:.4g}"
-                     for line in known[:6])  # fmt: skip
+                     for line in shown[:6])  # fmt: skip
     return draw(title, note, f"{title} over the pass: {ends}.", fill)
 
 
@@ -224,14 +224,14 @@ def by_group(
 
 
 def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
-    """Draws numbers by name, one below the other, for each run: such as the importance of features."""
+    """Draws each run's numbers by name, in rows, such as the importance of features."""
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
 
     def fill(axes: Axes) -> None:
         for look, numbers in enumerate(runs):
-            y = np.array([place for place, name in enumerate(names) if name in numbers])
-            ends = [np.array([getattr(numbers[names[place]], end) for place in y], np.float64)
+            y = np.array([index for index, name in enumerate(names) if name in numbers])
+            ends = [np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
                     for end in ("value", "low", "high")]  # fmt: skip
             _draw_points(
                 axes, ends[0], y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(ends[1], ends[2])
@@ -257,22 +257,23 @@ def plane(
     level: float | None = None,
     note: str = "",
 ) -> Figure:
-    """Draws points with their names on a plane, such as accuracy over cost.
+    """Draws named points on a plane, such as accuracy over cost.
 
-    ``joined``: places of points that a line joins; ``level``: of x, to compare with.
+    ``joined``: indices of the points that a line joins; ``level``: a reference value of x.
     """
 
     def fill(axes: Axes) -> None:
         for line in joined:
-            ends = [points[place] for place in line]
-            axes.plot([one.x.value or 0.0 for one in ends], [one.y.value or 0.0 for one in ends],
+            ends = [points[index] for index in line]
+            axes.plot([point.x.value or 0.0 for point in ends], [point.y.value or 0.0 for point in ends],
                       color=color_of(ends[0].look), linewidth=1, alpha=0.6)  # fmt: skip
-        for one in points:
+        for point in points:
             spans = [
-                (np.array([end.low], np.float64), np.array([end.high], np.float64)) for end in (one.x, one.y)
+                (np.array([end.low], np.float64), np.array([end.high], np.float64))
+                for end in (point.x, point.y)
             ]
-            x, y = (np.array([end.value], np.float64) for end in (one.x, one.y))
-            _draw_points(axes, x, y, one.look, x_ends=spans[0], y_ends=spans[1])
+            x, y = (np.array([end.value], np.float64) for end in (point.x, point.y))
+            _draw_points(axes, x, y, point.look, x_ends=spans[0], y_ends=spans[1])
         if level is not None:
             axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (1, 2)))
         axes.axhline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
@@ -282,8 +283,8 @@ def plane(
             axis.set_major_locator(MaxNLocator(6))
         _write_names(axes, points)
 
-    named = [one for one in points if one.name]
-    words = "; ".join(f"{one.name}: {one.x.value:.4g}, {one.y.value:.4g}" for one in named[:8])
+    named = [point for point in points if point.name]
+    words = "; ".join(f"{point.name}: {point.x.value:.4g}, {point.y.value:.4g}" for point in named[:8])
     return draw(title, note, f"{title}. {words}.", fill, (5.2, 3.4), 0.75)
 
 
@@ -308,7 +309,7 @@ def _margins(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArra
 
 
 def _usual_ends(y: FloatArray, low: FloatArray, high: FloatArray, most: float) -> list[FloatArray]:
-    """Returns the ends of intervals, without those of more than so many times the usual width, which hide the rest."""
+    """Returns the ends of intervals; those above `most` times the usual width, which hide the rest, become empty."""
     width = high - low
     usual = width <= most * np.nanmedian(width) if np.isfinite(width).any() else np.zeros(len(y), np.bool_)
     return [np.where(usual, end, y) for end in (low, high)]
@@ -342,13 +343,13 @@ def _set_times(axes: Axes) -> None:
 
 def _write_names(axes: Axes, points: Sequence[Point]) -> None:
     """Writes a name beside each point, where it hides the fewest other names and points."""
-    places = axes.transData.transform(
-        np.array([[float(one.x.value or 0), float(one.y.value or 0)] for one in points])
+    positions = axes.transData.transform(
+        np.array([[float(point.x.value or 0), float(point.y.value or 0)] for point in points])
     )
     frame = axes.get_window_extent()
     # From the font's usual proportions: the text is laid out by whoever shows the picture.
-    boxes = np.column_stack([places - 3, places + 3])
-    for point, (x, y) in zip(points, places, strict=True):
+    boxes = np.column_stack([positions - 3, positions + 3])
+    for point, (x, y) in zip(points, positions, strict=True):
         if not point.name:
             continue
         size = np.array([4.6 * len(point.name), 9.0])
@@ -361,7 +362,7 @@ def _write_names(axes: Axes, points: Sequence[Point]) -> None:
                 shared = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
                 hidden = float(np.prod(np.maximum(shared, 0), axis=1).sum())
                 tries.append((hidden + 1e6 * outside + distance, distance, across, up, box))
-        _, distance, across, up, box = min(tries, key=lambda one: one[0])
+        _, distance, across, up, box = min(tries, key=lambda candidate: candidate[0])
         boxes = np.vstack([boxes, box])
         axes.annotate(
             point.name, (float(point.x.value or 0), float(point.y.value or 0)), (across * distance, up * distance),

@@ -17,7 +17,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import file_fault, irregular
 
 Table = tuple[str, pd.DataFrame]
-"""A caption, and cells that are text; the first column says what a row is of."""
+"""A caption, and cells of text; the first column names the rows."""
 
 _MARK = b'<meta name="generator" content="ctr">'
 _MARKED_WITHIN = 1 << 16
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PageContext:
-    """What the template fills in: ``verdict`` stands first, ``marks`` are runs or arms in the order of their colors."""
+    """Content of a page; ``verdict`` stands first, ``marks`` are runs or arms in the order of their colors."""
 
     title: str
     lead: Sequence[str]
@@ -55,8 +55,8 @@ def render_page(context: PageContext) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    places = enumerate(context.marks)
-    marks = {name: (place % len(COLORS), SIGNS[place % len(SIGNS)]) for place, name in places}
+    numbered = enumerate(context.marks)
+    marks = {name: (index % len(COLORS), SIGNS[index % len(SIGNS)]) for index, name in numbered}
     colors = {"colors": COLORS, "dark_colors": DARK_COLORS}
     return environment.get_template("page.html.j2").render({**vars(context), "marks": marks, **colors})
 

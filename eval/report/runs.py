@@ -90,7 +90,7 @@ def subject_of(run: Path) -> str:
     log = Path(path)
     ingested = _json(log / ".ingest" / "state.json")
     inputs = ingested.get("inputs")
-    names = [one.get("name") for one in inputs if isinstance(one, dict)] if isinstance(inputs, list) else []
+    names = [doc.get("name") for doc in inputs if isinstance(doc, dict)] if isinstance(inputs, list) else []
     files = list(dict.fromkeys(Path(name).name for name in names if isinstance(name, str) and name))
     # The name of a folder called log says nothing.
     table = f"{log.parent.name}/{log.name}" if log.name == "log" and log.parent.name else log.name
@@ -113,7 +113,7 @@ def _features(run: Run) -> dict[str, dict[str, Any]]:
     entries = _entries(run, "features")
     for name, entry in entries.items():
         values = [entry.get(key) for key in ("missing", "out_of_range")]
-        if not all(one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in values):
+        if not all(share is None or (isinstance(share, int | float) and 0 <= share <= 1) for share in values):
             raise InputError(f"{run.folder / 'summary.json'}: features.{name} must have shares from 0 to 1")
     return entries
 
@@ -121,7 +121,7 @@ def _features(run: Run) -> dict[str, dict[str, Any]]:
 def _slice_names(run: Run) -> dict[str, dict[int, str]]:
     try:
         return {
-            feature: {int(one): str(name) for one, name in names.items()}
+            feature: {int(value): str(name) for value, name in names.items()}
             for feature, names in _entries(run, "slice_names").items()
         }
     except ValueError as error:

@@ -17,7 +17,7 @@ _FEATURES_NAMED = 3
 
 
 def what_was_learned(summary: Mapping[str, Any]) -> str:
-    """Says of a run whether it is better than the base rate, and whether it is calibrated.
+    """States whether a run is better than the base rate, and whether it is calibrated.
 
     ``summary`` has the metrics of `ctr.eval.progressive.ProgressiveMetrics.summary`.
     """
@@ -29,7 +29,7 @@ def what_was_learned(summary: Mapping[str, Any]) -> str:
 
 
 def accuracy(summary: Mapping[str, Any], importance: Importance | None) -> str:
-    """Says what the AUC is, and which features the model uses most."""
+    """States the AUC, and the features that the model uses most."""
     auc = Number(summary["auc"], *summary["auc_ci95"])
     says = auc.margin() if auc.value is not None else "undefined, because all rows are clicks, or none is"
     return f"AUC over {display.amount(summary['examples'])} rows is {says}{_used(importance)}."
@@ -54,7 +54,7 @@ def _learned(summary: Mapping[str, Any]) -> str:
 def _used(importance: Importance | None) -> str:
     if importance is None or not importance.features:
         return ""
-    names = [one.name for one in importance.features if one.matters][:_FEATURES_NAMED]
+    names = [feature.name for feature in importance.features if feature.matters][:_FEATURES_NAMED]
     if not names:
         return "; no feature alone is certain to matter"
     if len(names) == 1:
@@ -63,8 +63,8 @@ def _used(importance: Importance | None) -> str:
 
 
 def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
-    """Says how a run's logloss compares with the best of predictions that cost nothing."""
-    features = {name: one for name, one in baselines.items() if name != "the base rate"}
+    """Compares a run's logloss with the best base-rate prediction."""
+    features = {name: baseline for name, baseline in baselines.items() if name != "the base rate"}
     if not features:
         return (
             "No base rate by a single feature stands beside it: the run was sliced by none (metrics.slices)."
@@ -80,7 +80,7 @@ def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
 
 
 def gates(summary: Mapping[str, Any]) -> str:
-    """Says how much of the prediction each expert behind the first has; empty where there is one model."""
+    """States the weight of each expert after the first in the prediction; empty for a single model."""
     shares = [
         f"the share of {key.removesuffix('_gate')} is {value:.2f}"
         for key, value in summary.items()
@@ -91,7 +91,7 @@ def gates(summary: Mapping[str, Any]) -> str:
 
 
 def compared(comparison: RunComparison, names: tuple[str, str]) -> str:
-    """Says whether the second run is better, by how much, and at what cost in time."""
+    """States whether the second run is better, by how much, and at what cost in time."""
     metrics, (first, second) = comparison.metrics, names
     metric = next(
         (name for name in ("per_query_auc", "auc", "logloss") if not metrics.loc[name, "no_interval"]), None

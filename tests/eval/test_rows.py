@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {
 def test_rows_of_weight_zero_are_read_and_dropped():
     rows = scored_rows(**GOOD)
     assert (rows.examples, rows.queries) == (3, 2)
-    np.testing.assert_array_equal(rows.kept, [True, False, True])
+    np.testing.assert_array_equal(rows.has_weight, [True, False, True])
     np.testing.assert_array_equal(rows.logit, [0.5, 2.0])
     np.testing.assert_array_equal(rows.query, [1, 1])
     np.testing.assert_array_equal(rows.query_buckets, query_bucket(np.array([3, 7])))

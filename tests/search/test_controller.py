@@ -93,7 +93,7 @@ def test_draws_have_the_probabilities_and_depend_on_their_number_alone():
 
 def test_draws_under_a_limit_have_the_probabilities_given_it():
     logits = random_logits(5)
-    drawn = controller.draw_kept(logits, "kept", np.arange(50_000), lambda found: found.sum(axis=1) <= 2)
+    drawn = controller.draw_allowed(logits, "kept", np.arange(50_000), lambda found: found.sum(axis=1) <= 2)
     kept = EVERY[EVERY.sum(axis=1) <= 2]
     weights = np.array([by_hand(logits, one) for one in kept])
     keys = np.ravel_multi_index(tuple(drawn.T), SIZES)
@@ -143,7 +143,7 @@ def search(qualities, costs, seed, limit) -> tuple[int, ...]:
     for step in range(300):
         purpose = f"{seed} {step}"
         keeps = lambda found: allowed[np.ravel_multi_index(tuple(found.T), sizes)]  # noqa: E731
-        chosen = controller.draw_kept(own.logits, purpose, numbers, keeps)
+        chosen = controller.draw_allowed(own.logits, purpose, numbers, keeps)
         weights = np.exp(controller.log_probability(own.logits, every[allowed]))
         expected = controller.marginals_of(every[allowed], weights, sizes)
         at = tuple(chosen.T)

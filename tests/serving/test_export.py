@@ -268,7 +268,7 @@ class TestPublishing:
             finally:
                 weight.assign(values)
         again = export.publish(snapshot, tmp_path)
-        assert (again.path, again.made) == (target, False)
+        assert (again.path, again.is_new) == (target, False)
         assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
 
     def test_nothing_appears_of_an_export_that_fails(self, case, tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ class TestPublishing:
         (tmp_path / "mine.partial" / "notes").mkdir(parents=True)
         (tmp_path / "7.partial").write_text("a file")
         (tmp_path / "100.partial" / "variables").mkdir(parents=True)
-        assert export.publish(case("logistic").snapshot, tmp_path).made
+        assert export.publish(case("logistic").snapshot, tmp_path).is_new
         left = [".lock", "123", "7.partial", "mine.partial"]
         assert sorted(path.name for path in tmp_path.iterdir()) == left
 
@@ -315,10 +315,10 @@ class TestPublishing:
     def test_the_newest_are_kept_and_what_would_be_deleted_at_once_is_not_made(self, case, copied, tmp_path):
         for version in ("5", "70", "1000"):
             copied("logistic", version)
-        assert export.publish(case("logistic").snapshot, tmp_path, keep=2).made
+        assert export.publish(case("logistic").snapshot, tmp_path, keep=2).is_new
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1000", "123"]
         (tmp_path / "123").rename(tmp_path / "500")
-        assert not export.publish(case("logistic").snapshot, tmp_path, keep=2).made
+        assert not export.publish(case("logistic").snapshot, tmp_path, keep=2).is_new
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1000", "500"]
 
     @pytest.mark.parametrize("point", ["fsync.before", "rename.before", "rename.after", "unlink.before"])
@@ -385,7 +385,7 @@ class TestPublishing:
         change(metadata[key] if key else metadata)
         path.write_text(json.dumps(metadata))
         if not key:
-            assert export.publish(case("logistic").snapshot, tmp_path).made
+            assert export.publish(case("logistic").snapshot, tmp_path).is_new
             return
         words = rf"{version}: this version belongs to another run \({key} differ\): a directory holds"
         with pytest.raises(InputError, match=words):

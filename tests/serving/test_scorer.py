@@ -170,7 +170,7 @@ def test_a_cache_gives_what_was_computed_and_forgets_the_oldest(capacity, calls)
             expected[key] = None
         assert len(cache) == min(len(expected), capacity)
         if len(expected) > capacity:
-            kept = list(cache._places)
+            kept = list(cache._indices)
             # Rows that one call asked for are equally new: which of them goes first is open.
             newest = set(keys) | set(list(expected)[-capacity:])
             assert set(kept) <= newest

@@ -92,33 +92,33 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
             )
     rows = []
     for name in CHANGED:
-        own, other = ({seed: one.estimates[seed][name] for seed in seeds} for one in (arm, reference))
-        rows += change_rows(name, own, other, arm=arm.plan.name)
+        values, other = ({seed: side.estimates[seed][name] for seed in seeds} for side in (arm, reference))
+        rows += change_rows(name, values, other, arm=arm.plan.name)
     return rows
 
 
 def change_rows(
     metric: str, ours: Mapping[int, Estimate], theirs: Mapping[int, Estimate], **keys: object
 ) -> list[Row]:
-    """Compares a metric with another one's, both at the same seeds, at least one, and over the same examples.
+    """Compares a metric of two arms at the same seeds, at least one, over the same examples.
 
-    ``METRIC_difference`` is the mean over the seeds and, beside it, that of each; ``METRIC_change_percent`` the same in
+    ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
     percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0
     where not, and absent where there is no interval.
     """
-    differences = {seed: difference(theirs[seed], own) for seed, own in ours.items()}
+    differences = {seed: difference(theirs[seed], estimate) for seed, estimate in ours.items()}
     change = mean(list(differences.values()))
     rows = [
         row(f"{metric}_difference", change, **keys),
         row(f"{metric}_change_percent", _percent(change, mean(list(theirs.values()))), **keys),
     ]
-    for seed, one in differences.items():
+    for seed, delta in differences.items():
         rows += [
-            row(f"{metric}_difference", float(one.point), seed=seed, **keys),
-            row(f"{metric}_change_percent", float(_percent(one, theirs[seed]).point), seed=seed, **keys),
+            row(f"{metric}_difference", float(delta.point), seed=seed, **keys),
+            row(f"{metric}_change_percent", float(_percent(delta, theirs[seed]).point), seed=seed, **keys),
         ]
     if not change.no_interval():
-        signs = {np.sign(one.point) for one in differences.values()}
+        signs = {np.sign(delta.point) for delta in differences.values()}
         rows.append(row(f"{metric}_significant", float(is_beyond_noise(change) and len(signs) == 1), **keys))
     return rows
 

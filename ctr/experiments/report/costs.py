@@ -46,7 +46,7 @@ def cost_ratios(
     for kind in ("train_time", "inference_time"):
         if baseline is None:
             break
-        part, whole = (pass_time(one, baseline, kind) for one in (costs, reference))
+        part, whole = (pass_time(arm_costs, baseline, kind) for arm_costs in (costs, reference))
         if part is None or whole is None:
             continue
         below, above = whole.low or whole.value, whole.high or whole.value
@@ -56,8 +56,8 @@ def cost_ratios(
     return {kind: ratios[kind] for kind in COST_KINDS if kind in ratios and ratios[kind].value is not None}
 
 
-def _product(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one * other
+def _product(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left * right
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

@@ -78,13 +78,13 @@ def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None,
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
-    """Reasons why teachers and samplings are not there, by a name; runs that need one are missing."""
+    """Returns why teachers and samplings failed, by name; runs that need them are missing."""
     files = {
         f"teacher {teacher.name}": f"teacher-{glob.escape(teacher.name)}-seed-*.txt"
         for teacher in plan.teachers
         if not (folder / teacher.folder / "summary.json").exists()
     }
-    files |= {f"sampling {one.name}": f"sampling-{glob.escape(one.name)}.txt" for one in plan.samplings}
+    files |= {f"sampling {item.name}": f"sampling-{glob.escape(item.name)}.txt" for item in plan.samplings}
     return {
         name: _last_line(path)
         for name, pattern in files.items()

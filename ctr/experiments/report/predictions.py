@@ -40,7 +40,7 @@ def begin_of_late(folder: Path, plan: Plan) -> int | None:
 
 
 def seed_pairs(arm: MeasuredArm, plan: Plan, late_from: int | None) -> tuple[SeedPairs, str]:
-    """Measures PD of the pairs of an arm's seeds; beside it stands why there is none, else nothing."""
+    """Measures PD of the pairs of an arm's seeds; returns also why there is none, or an empty string."""
     pairs: dict[str, dict[tuple[int, ...], Estimate]] = {LATE: {}, WHOLE: {}}
     if len(arm.folders) < 2:
         return pairs, "two finished seeds are required"
@@ -90,7 +90,7 @@ def retrain_rows(
     seeds: Mapping[str, SeedPairs],
     late_from: int | None,
 ) -> tuple[list[Row], dict[tuple[str, str], str], list[tuple[str, Ending]]]:
-    """Measures PD over the last half of the scored time, of arms with retrains, by what the pairs differ in.
+    """Measures PD over the last half of the scored time, of arms with retrains, by kind of retrain.
 
     ``retrain_difference`` is of a run and its retrain, ``seed`` among them the pairs of the arm's seeds; means have
     intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs that there are once all runs are
@@ -104,8 +104,8 @@ def retrain_rows(
         name, count = planned.name, len(planned.runs)
         for kind, runs in planned.retrains.items():
             endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in runs]
-            unfinished += [(f"{name}~{kind}", one) for one in endings if one.state != "finished"]
-            again = {one.seed: folder / one.folder for one in endings if one.state == "finished"}
+            unfinished += [(f"{name}~{kind}", ending) for ending in endings if ending.state != "finished"]
+            again = {ending.seed: folder / ending.folder for ending in endings if ending.state == "finished"}
             measured[name, kind] = {}
             try:
                 measured[name, kind] = {
@@ -116,7 +116,7 @@ def retrain_rows(
             except (InputError, ValueError) as error:
                 reasons[name, kind] = f"the runs cannot be compared: {error}"
             rows.append(row("retrain_pairs_planned", len(runs), arm=name, slice=kind))
-        measured[name, SEED] = {pair: float(one.point) for pair, one in seeds[name][LATE].items()}
+        measured[name, SEED] = {pair: float(estimate.point) for pair, estimate in seeds[name][LATE].items()}
         rows.append(row("retrain_pairs_planned", count * (count - 1) // 2, arm=name, slice=SEED))
     for (name, kind), pairs in measured.items():
         if not pairs:
@@ -132,7 +132,7 @@ def retrain_rows(
 
 
 def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
-    """Returns the mean over pairs, or its ratio to that of others, over the pairs that both have; None without any.
+    """Returns the mean over pairs, or its ratio to the others' mean over common pairs; None without any pair.
 
     A replicate leaves out the pairs of one seed.
     """
@@ -144,7 +144,7 @@ def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
     def value(left_out: int | None) -> float:
         pairs = [pair for pair in common if left_out not in pair]
         means = [
-            np.mean([one[pair] for pair in pairs]) for one in (ours, theirs) if one is not None and pairs
+            np.mean([arm[pair] for pair in pairs]) for arm in (ours, theirs) if arm is not None and pairs
         ]
         return float(np.nan if not means else means[0] if theirs is None else ratio(*means))
 

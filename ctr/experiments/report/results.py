@@ -31,7 +31,7 @@ CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment and what came of it."""
+    """An experiment and its results."""
 
     plan: Plan
     table: pd.DataFrame
@@ -63,7 +63,7 @@ class Experiment:
         return {
             **arm.plan.model_dump(by_alias=True, exclude={"runs", "retrains"}),
             "against": None if reference is None else reference.name,
-            "runs": [{**vars(one), "config_sha256": arm.hashes.get(one.seed)} for one in arm.endings],
+            "runs": [{**vars(run), "config_sha256": arm.hashes.get(run.seed)} for run in arm.endings],
             "unavailable": {what: reason for (of, what), reason in self.unavailable.items() if of == name},
             "sweeps": {kind: dict(sweep) for (of, kind), sweep in self.sweeps.items() if of == name},
         }
@@ -101,11 +101,11 @@ def read_experiment(folder: Path) -> Experiment:
     retrained, reasons, unfinished = retrain_rows(folder, plan, arms, pairs, late_from)
     unavailable |= {(name, f"retrain_difference {kind}"): reason for (name, kind), reason in reasons.items()}
     missing = [f"{name} failed: {reason}" for name, reason in shared_failures(folder, plan).items()]
-    endings = unfinished + [(name, one) for name, arm in arms.items() for one in arm.endings]
+    endings = unfinished + [(name, ending) for name, arm in arms.items() for ending in arm.endings]
     missing += [
-        f"{name} seed {one.seed} {one.state}: {one.reason}"
-        for name, one in endings
-        if one.state != "finished"
+        f"{name} seed {ending.seed} {ending.state}: {ending.reason}"
+        for name, ending in endings
+        if ending.state != "finished"
     ]
     # An arm without any run is among the lines above.
     missing += [f"{name} not compared: {unavailable[name, 'changes']}" for name, arm in arms.items()
@@ -121,8 +121,8 @@ def _arm_rows(arm: MeasuredArm) -> list[Row]:
         if (value := arm.metric(metric)) is not None:
             rows.append(row(metric, value, arm=name))
         rows += [row(metric, of[metric], arm=name, seed=seed) for seed, of in arm.estimates.items()]
-    for place, decile in enumerate([] if arm.deciles is None else arm.deciles.to_dict("records"), 1):
-        keys = {"arm": name, "slice": f"decile {place}"}
+    for index, decile in enumerate([] if arm.deciles is None else arm.deciles.to_dict("records"), 1):
+        keys = {"arm": name, "slice": f"decile {index}"}
         rows += [row(key, decile[key], **keys) for key in ("weight", "mean_label", "mean_prediction")]
         for metric, ends in (
             ("calibration_bias", ("bias", "ci95_low", "ci95_high")),
@@ -161,22 +161,22 @@ def _tuning(
     planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
     seeds = [seed for seed in planned if seed in reference.estimates]
 
-    def point_of(one: MeasuredArm) -> CurvePoint | None:
-        """Returns the cost and the accuracy at all seeds; None where a run or the cost is not known."""
-        own, base = costs.arms.get(one.plan.name), costs.arms.get(baseline)
+    def point_of(entry: MeasuredArm) -> CurvePoint | None:
+        """Returns the cost and the accuracy at all seeds; None if a run or the cost is missing."""
+        arm_costs, base = costs.arms.get(entry.plan.name), costs.arms.get(baseline)
         cost = None
-        if own is not None and kind == "flops":
-            cost = pass_flops(own)
-        elif own is not None and base is not None and (time := pass_time(own, base)) is not None:
+        if arm_costs is not None and kind == "flops":
+            cost = pass_flops(arm_costs)
+        elif arm_costs is not None and base is not None and (time := pass_time(arm_costs, base)) is not None:
             cost = time.value
         is_whole = seeds and all(
-            seed in one.scored and one.scored[seed].same_as(reference.scored[seed]) for seed in seeds
+            seed in entry.scored and entry.scored[seed].same_as(reference.scored[seed]) for seed in seeds
         )
         if not cost or not is_whole:
             return None
-        return CurvePoint(one.plan.name, cost, mean([one.estimates[seed][ACCURACY] for seed in seeds]))
+        return CurvePoint(entry.plan.name, cost, mean([entry.estimates[seed][ACCURACY] for seed in seeds]))
 
-    points = {one.plan.name: point_of(one) for one in (arm, *swept)}
+    points = {entry.plan.name: point_of(entry) for entry in (arm, *swept)}
     curve, target = [point for point in points.values() if point is not None], point_of(reference)
     sweep = {
         "points": [point.name for point in curve],

@@ -49,48 +49,48 @@ def slice_rows(
     """Compares the slices of each family that an arm and its reference measured, at the same seeds.
 
     ``FAMILY/INDEX`` is a slice, which by estimated CTR holds other rows in each run. Its size is the bias's absolute
-    value, below 0 is better. Of a whole family, ``slice_variance`` is that of bias over mean prediction over the
-    slices that both have, each of which counts the same (FF 7.2).
+    value, below 0 is better. Of a whole family, ``slice_variance`` is the unweighted variance of bias over
+    mean prediction over the slices that both have (FF 7.2).
     """
     rows: list[Row] = []
-    for family in (one for one in families if one in reference_families):
+    for family in (candidate for candidate in families if candidate in reference_families):
         name = family.name
         seeds = [seed for seed, of in biases.items() if name in of and name in reference_biases.get(seed, {})]
         if not seeds:
             continue
         ours, theirs = ([of[seed][name] for seed in seeds] for of in (biases, reference_biases))
         for index in range(len(family.slices)):
-            own, reference = ([_at(one.bias, index) for one in side] for side in (ours, theirs))
-            if np.isfinite(mean(own).point) and np.isfinite(mean(reference).point):
+            estimates, reference = ([_at(run.bias, index) for run in side] for side in (ours, theirs))
+            if np.isfinite(mean(estimates).point) and np.isfinite(mean(reference).point):
                 keys = {"arm": arm, "slice": f"{name}/{index}"}
-                weights = (float(np.mean([one.weight[index] for one in side])) for side in (ours, theirs))
+                weights = (float(np.mean([run.weight[index] for run in side])) for side in (ours, theirs))
                 rows += [
                     row("slice_weight", next(weights), **keys),
                     row("reference_slice_weight", next(weights), **keys),
-                    row("bias", mean(own), **keys),
+                    row("bias", mean(estimates), **keys),
                     row("reference_bias", mean(reference), **keys),
-                    *_change_rows("bias_size", seeds, own, reference, keys),
+                    *_change_rows("bias_size", seeds, estimates, reference, keys),
                 ]
-        both = np.all([np.isfinite(one.relative.point) for one in (*ours, *theirs)], axis=0)
+        both = np.all([np.isfinite(run.relative.point) for run in (*ours, *theirs)], axis=0)
         if both.sum() >= 2:
             # NaN in a replicate that leaves one of the slices without rows.
-            own, reference = (
+            estimates, reference = (
                 [
                     Estimate(
-                        np.asarray(one.relative.point[both].var()),
-                        one.relative.replicates[:, both].var(axis=1),
-                        np.asarray(one.relative.occupied[:, both].any(axis=1)),
+                        np.asarray(run.relative.point[both].var()),
+                        run.relative.replicates[:, both].var(axis=1),
+                        np.asarray(run.relative.occupied[:, both].any(axis=1)),
                     )
-                    for one in side
+                    for run in side
                 ]
                 for side in (ours, theirs)
             )
             keys = {"arm": arm, "slice": name}
             rows += [
                 row("slices", int(both.sum()), **keys),
-                row("slice_variance", mean(own), **keys),
+                row("slice_variance", mean(estimates), **keys),
                 row("reference_slice_variance", mean(reference), **keys),
-                *_change_rows("slice_variance", seeds, own, reference, keys),
+                *_change_rows("slice_variance", seeds, estimates, reference, keys),
             ]
     return rows
 
@@ -108,8 +108,8 @@ def _change_rows(
 ) -> list[Row]:
     """Returns the change of an absolute value from the mean of the reference's seeds, by seed, and its significance."""
 
-    def change(one: Estimate, other: Estimate) -> Estimate:
-        sizes = [Estimate(np.abs(of.point), np.abs(of.replicates), of.occupied) for of in (one, other)]
+    def change(estimate: Estimate, other: Estimate) -> Estimate:
+        sizes = [Estimate(np.abs(of.point), np.abs(of.replicates), of.occupied) for of in (estimate, other)]
         share = quotient(*sizes)
         return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 

@@ -14,7 +14,7 @@ from ctr.experiments.plan import Plan
 from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import CURVE_COSTS, Experiment
 
-PAPER = "paper"  # column of what a publication reports
+PAPER = "paper"  # column of published values
 _PAPER_NOTE = (
     "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
 )
@@ -73,9 +73,9 @@ def _accuracy(experiment: Experiment, arm: str) -> Iterator[Cells]:
 
     value = numbers("per_query_auc", arm=arm)
     by_seed = [
-        one.value
-        for one in numbers.by("seed", "per_query_auc_change_percent", arm=arm).values()
-        if one.value is not None
+        entry.value
+        for entry in numbers.by("seed", "per_query_auc_change_percent", arm=arm).values()
+        if entry.value is not None
     ]
     spread = "one seed" if by_seed else ""
     if len(by_seed) > 1:
@@ -98,7 +98,7 @@ def _costs(experiment: Experiment, arm: str) -> Iterator[Cells]:
 
     def change(kind: str) -> str:
         ratio = experiment.numbers(f"{kind}_ratio", arm=arm)
-        return "" if ratio is None else ratio.map(lambda one: 100 * (one - 1)).whole(1, signed=True)
+        return "" if ratio is None else ratio.map(lambda value: 100 * (value - 1)).whole(1, signed=True)
 
     share, step, parameters = (
         experiment.numbers(metric, arm=arm) or Number(None)
@@ -127,9 +127,9 @@ def _predictions(experiment: Experiment, arm: str) -> Iterator[Cells]:
     ratio = numbers("prediction_difference_ratio", arm=arm, window=LATE)
 
     def span(metric: str, factor: float, decimals: int) -> str:
-        """Returns the smallest to the largest over pairs; of a single value only that it is one."""
+        """Returns the range over pairs, ``one`` for a single pair, or an empty string."""
         pairs = numbers.by("seed", metric, arm=arm, window=LATE).values()
-        values = [factor * one.value for one in pairs if one.value is not None]
+        values = [factor * number.value for number in pairs if number.value is not None]
         if len(values) < 2:
             return "one" if values else ""
         return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
@@ -180,12 +180,12 @@ def _tuning(experiment: Experiment, arm: str) -> Iterator[Cells]:
 
 
 def _slices(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    shown = {f"{one.family}/{one.index}": one for one in experiment.plan.slices}
-    families = {one.name: one for one in experiment.plan.arm(arm).families}
+    shown = {f"{entry.family}/{entry.index}": entry for entry in experiment.plan.slices}
+    families = {family.name: family for family in experiment.plan.arm(arm).families}
     every = experiment.numbers.by("slice", "slice_weight", arm=arm)
-    # Those that the experiment names, in its order; else those of most weight.
-    largest = sorted(every, key=lambda one: -(every[one].value or 0.0))[:_SLICES_SHOWN]
-    for key in [one for one in shown or largest if one in every]:
+    # The slices that the experiment names, in its order; else the heaviest ones.
+    largest = sorted(every, key=lambda name: -(every[name].value or 0.0))[:_SLICES_SHOWN]
+    for key in [name for name in shown or largest if name in every]:
         name, _, index = key.rpartition("/")
         log = families[name].log
         holds = f"{families[name].slices[int(index)]}{'' if log is None else f' (log {log})'}"
@@ -212,7 +212,7 @@ def _variances(experiment: Experiment, arm: str) -> Iterator[Cells]:
             for metric in ("slice_variance", "reference_slice_variance", "slices")
         )
         deviations = [
-            display.fixed(100 * float(np.sqrt(one.value or 0.0)), 2) for one in (reference, variance)
+            display.fixed(100 * float(np.sqrt(number.value or 0.0)), 2) for number in (reference, variance)
         ]
         yield {
             "family": family,
@@ -239,7 +239,7 @@ def _decimals_within(number: Number) -> int:
 
 
 def _scored(plan: Plan) -> str:
-    """Says which query times count; a start of 0 and an end of `MAX_TIME_US` are open."""
+    """Describes the query times that count; a start of 0 and an end of `MAX_TIME_US` are open."""
     ends = [
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
         for word, time in zip(("from", "before"), plan.scored_us or (0, MAX_TIME_US), strict=True)

@@ -35,7 +35,7 @@ class TuningPoint:
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Sorts the points by ascending cost; of those of equal cost only the most accurate."""
+    """Sorts the points by ascending cost, with only the most accurate of equal cost."""
     best: dict[float, CurvePoint] = {}
     for point in points:
         held = best.get(point.cost)
@@ -45,22 +45,22 @@ def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """Reads what the curve has more than `accuracy` at `cost`, relative to it: 0.001 is a thousandth more.
+    """Reads the curve's relative gain over `accuracy` at `cost`: 0.001 is a thousandth more.
 
     `points` is at least one; `cost` and `accuracy` are of the reference, over the same queries.
     """
     curve = by_cost(points)
     costs = [point.cost for point in curve]
     bound = "<" if cost < costs[0] else ">" if cost > costs[-1] else ""
-    place = min(max(int(np.searchsorted(costs, cost)), 1), len(curve) - 1)
+    index = min(max(int(np.searchsorted(costs, cost)), 1), len(curve) - 1)
     if bound or len(curve) == 1:
         read = curve[-1 if bound == ">" else 0].accuracy
     else:
-        below, above = curve[place - 1], curve[place]
+        below, above = curve[index - 1], curve[index]
         share = math.log(cost / below.cost) / math.log(above.cost / below.cost)
         read = _between(below.accuracy, above.accuracy, share)
     change = quotient(difference(accuracy, read), accuracy)
-    low, high = (None, None) if bound else _known_interval(change)
+    low, high = (None, None) if bound else _finite_interval(change)
     return TuningPoint(float(change.point), bound, low, high)
 
 
@@ -68,9 +68,9 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy
     """Reads the least cost at which the curve reaches `accuracy`, relative to `cost`: -0.1 is a tenth less."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
-    found = _crossing(logs, np.array([point.accuracy.point for point in curve]), float(accuracy.point))
-    if math.isinf(found):
-        bound, end = ("<", logs[0]) if found < 0 else (">", logs[-1])
+    crossing = _crossing(logs, np.array([point.accuracy.point for point in curve]), float(accuracy.point))
+    if math.isinf(crossing):
+        bound, end = ("<", logs[0]) if crossing < 0 else (">", logs[-1])
         return TuningPoint(_relative(float(end), cost), bound)
     replicates = [
         _crossing(logs, np.array([point.accuracy.replicates[bucket] for point in curve]), float(target))
@@ -78,28 +78,28 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy
     ]
     occupied = np.any([point.accuracy.occupied for point in curve], axis=0) | accuracy.occupied
     # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
-    kept = np.array([value if math.isfinite(value) else math.nan for value in replicates])
-    low, high = _known_interval(Estimate(np.array(found), kept, occupied))
+    finite = np.array([value if math.isfinite(value) else math.nan for value in replicates])
+    low, high = _finite_interval(Estimate(np.array(crossing), finite, occupied))
     return TuningPoint(
-        value=_relative(found, cost),
+        value=_relative(crossing, cost),
         low=None if low is None else _relative(low, cost),
         high=None if high is None else _relative(high, cost),
     )
 
 
 def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:
-    """Logarithm of the least cost at which the curve [P] reaches `target`.
+    """Returns the log of the least cost at which the curve [P] reaches `target`.
 
     Minus infinity where the first point already lies above it, infinity where none reaches it.
     """
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
         return math.inf
-    place = int(reached[0])
-    if place == 0:
+    index = int(reached[0])
+    if index == 0:
         return float(logs[0]) if accuracy[0] == target else -math.inf
-    share = (target - accuracy[place - 1]) / (accuracy[place] - accuracy[place - 1])
-    return float(logs[place - 1] + share * (logs[place] - logs[place - 1]))
+    share = (target - accuracy[index - 1]) / (accuracy[index] - accuracy[index - 1])
+    return float(logs[index - 1] + share * (logs[index] - logs[index - 1]))
 
 
 def _between(first: Estimate, second: Estimate, share: float) -> Estimate:
@@ -114,6 +114,6 @@ def _relative(log_cost: float, cost: float) -> float:
     return math.expm1(log_cost - math.log(cost))
 
 
-def _known_interval(estimate: Estimate) -> tuple[float | None, float | None]:
+def _finite_interval(estimate: Estimate) -> tuple[float | None, float | None]:
     low, high = (float(end) for end in estimate.interval())
     return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)

@@ -60,7 +60,7 @@ def as_text(experiment: Experiment) -> str:
 
 
 def table_lines(experiment: Experiment) -> list[str]:
-    """Returns the lines of all tables, cells of words cut short, and what is missing."""
+    """Returns the lines of all tables, with long texts cut, and the missing results."""
     lines = []
     for table in experiment_tables(experiment):
         # The others are on the page alone.
@@ -86,7 +86,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def experiment_context(experiment: Experiment) -> PageContext:
-    """Returns what the page of an experiment says."""
+    """Returns the content of the page about an experiment."""
     plan = experiment.plan
     marks = [arm.name for arm in plan.arms if arm.of is None]
     lead = [
@@ -113,13 +113,13 @@ def result_sections(experiment: Experiment) -> list[Section]:
         ),
     ):
         numbers = {name: experiment.numbers(metric, arm=name, **keys) for name in marks}
-        known = {
-            name: one.times(factor)
-            for name, one in numbers.items()
-            if one is not None and one.value is not None
+        by_arm = {
+            name: number.times(factor)
+            for name, number in numbers.items()
+            if number is not None and number.value is not None
         }
-        if len(known) > 1:
-            drawn.append(figures.by_name(title, [known], list(known), note=note))
+        if len(by_arm) > 1:
+            drawn.append(figures.by_name(title, [by_arm], list(by_arm), note=note))
     drawn.append(_calibration(experiment, marks))
     sections = [
         Section(table.title, [" ".join(table.notes)], tables=[("", table.cells)])
@@ -130,7 +130,7 @@ def result_sections(experiment: Experiment) -> list[Section]:
 
 
 def verdicts(experiment: Experiment) -> list[str]:
-    """Says of each arm whether it is better than its reference, by how much, and at what cost."""
+    """Returns a sentence for each arm: whether it is better than its reference, by how much, and at what cost."""
     texts = []
     for arm in experiment.plan.arms:
         reference = experiment.plan.reference(arm)
@@ -160,7 +160,7 @@ def _frontier(experiment: Experiment, marks: Sequence[str], kind: str) -> Figure
             # With its interval; over the seeds of both.
             change = numbers(f"{ACCURACY}_change_percent", arm=arm.name) or change
         name = arm.name if arm.of is None else arm.point or arm.name
-        percent = cost.map(lambda one: 100 * (one - 1))
+        percent = cost.map(lambda value: 100 * (value - 1))
         points[arm.name] = Point(name, percent, change, marks.index(arm.of or arm.name))
     if len(points) < 2:
         return None
@@ -182,12 +182,12 @@ def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
     """Draws predicted over actual clicks by decile, of all seeds of an arm together."""
     groups, tables = [str(decile) for decile in range(1, 11)], []
     for name in marks[:_DRAWN]:
-        deciles = [
+        ratios = [
             experiment.numbers("calibration_ratio", arm=name, slice=f"decile {group}") or Number(None)
             for group in groups
         ]
         ends = [
-            np.array([getattr(one, end) for one in deciles], np.float64) for end in ("value", "low", "high")
+            np.array([getattr(cell, end) for cell in ratios], np.float64) for end in ("value", "low", "high")
         ]
         tables.append((ends[0], ends[1], ends[2]))
     if not any(np.isfinite(table[0]).any() for table in tables):
@@ -209,7 +209,7 @@ def _configuration(experiment: Experiment) -> Section:
     for teacher in plan.teachers:
         sidecar = f", beside the log as {teacher.sidecar}" if teacher.sidecar else ""
         about.append([f"teacher {teacher.name}", f"{teacher.folder}{sidecar}"])
-    about += [[f"sampling {one.name}", _text(one.config)] for one in plan.samplings]
+    about += [[f"sampling {sampling.name}", _text(sampling.config)] for sampling in plan.samplings]
     flops = (experiment.costs.teacher_flops or {}).items()
     about += [[f"FLOPs of teacher {name}", display.amount(amount)] for name, amount in flops]
     arms, runs = [], []
@@ -224,8 +224,8 @@ def _configuration(experiment: Experiment) -> Section:
             [name, title, against, "; ".join(changes) or "none", "; ".join(papers), arm.plan.note or ""]
         )
         runs += [
-            [name, str(one.seed), one.state, one.folder, arm.hashes.get(one.seed, display.ABSENT)]
-            for one in arm.endings
+            [name, str(ending.seed), ending.state, ending.folder, arm.hashes.get(ending.seed, display.ABSENT)]
+            for ending in arm.endings
         ]
     heads = ["arm", "seed", "state", "folder", "configuration, SHA-256"]
     folded: list[tuple[str, str | pd.DataFrame]] = [("Runs", pd.DataFrame(runs, columns=heads))]

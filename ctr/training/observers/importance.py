@@ -113,7 +113,7 @@ def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
     }
     for name in names:
         way, without = without_feature(rows, inputs.schema, name)
-        logit = score(without)[scored.kept].astype(np.float64)
+        logit = score(without)[scored.has_weight].astype(np.float64)
         arrays[f"{way}/{name}"] = by_bucket(row_logloss(scored.label, logit) - scored.loss)
     return arrays
 
