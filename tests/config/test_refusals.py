@@ -58,7 +58,7 @@ CONTENTS: dict[str, dict[str, Any]] = {
     },
     "sampling": {},
     "simulator": {"days": 2},
-    "experiment": {"arms": {"a": {}, "b": {"set": {"seed": 2}}}},
+    "experiment": {"arms": {"a": {}, "b": {"set": {"model.prior": 0.2}}}},
     "search": {"space": {"model.deep.units.0": [32, 64]}},
 }
 

@@ -133,7 +133,7 @@ def test_several_learners_move_weights_by_the_mean_of_their_gradients():
             size = np.sqrt(after[total].astype(np.float64) - before[total])
             gradients.append(-np.sign(after[weight] - before[weight]).reshape(size.shape) * size)
         found.append(gradients)
-        logits.append(result.logit.numpy())
+        logits.append(result.logit)
     one, other, both = found
     assert len(both) > 8
     for number, gradient in enumerate(both):

@@ -19,11 +19,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /
 Ctr = Callable[..., None]
 MODEL = {"model": {"crosses": {"layers": 0}, "deep": {"units": [4]}}, "batch": {"rows": 512}}
 SEARCH = {
-    "title": "Rates",
+    "title": "Widths",
     "config": MODEL,
-    "method": "random",
-    "space": {"optimizer.embeddings.learning_rate": [0.01, 0.1]},
-    "candidates": 2,
+    "space": {"model.deep.units.0": [2, 4]},
 }
 CATEGORIES = [{"name": name, "kind": "category", "source": name} for name in ("user", "item")]
 HISTORY = {"by": "user", "of": "item", "after": "0s", "last": 3}

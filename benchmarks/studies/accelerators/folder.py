@@ -121,7 +121,7 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
 def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
     """Makes steps with TensorFlow, here, and writes their logits and the dense weights after the last one."""
     logits = [
-        built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit.numpy()
+        built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit
         for step in range(steps)
     ]
     variables = built.state.variables()
