@@ -161,7 +161,6 @@ def search(folder: Path) -> dict[str, str]:
     """Searches by a supernet, and trains what was found."""
     content = {
         "title": "A search",
-        "method": "supernet",
         "config": {"compute_dtype": "float32", "batch": {"rows": 64}, "model": {"deep": {"units": [8, 4]}}},
         "space": {
             "model.deep.units.0": [4, 8],
