@@ -37,7 +37,6 @@ class Options:
             same paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
         progress: called with a line for each run that begins, ends or fails, and as a supernet goes on.
-        costs: whether operations are counted, and steps timed.
     """
 
     command: str
@@ -45,7 +44,6 @@ class Options:
     beam_options: str = ""
     timing: bool = True
     progress: Progress | None = None
-    costs: bool = True
 
 
 def run_experiment(
@@ -72,7 +70,7 @@ def run_experiment(
     with only_process(folders.out):
         write_json(folders.out / PLAN_FILE, plan.as_json())
         failures = _Runner(folders, options).run(calls)
-        more = write_costs(folders, calls, options.timing) if options.costs else {}
+        more = write_costs(folders, calls, options.timing)
     return failures | {f"costs of {name}": failure for name, failure in more.items()}
 
 

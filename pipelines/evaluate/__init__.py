@@ -1,5 +1,4 @@
 """Recorded predictions measured or compared, of any size, by Beam: begin with ``evaluate`` of ``run.py``.
 
-``rows.py`` reads and checks files of predictions, ``transforms.py`` has the transforms that combine them, and
-``command.py`` is ``ctr evaluate``.
+``rows.py`` reads and checks files of predictions, ``run.py`` combines them, and ``command.py`` is ``ctr evaluate``.
 """
