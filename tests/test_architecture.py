@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7313,
     "pipelines": 8780,
-    "tests": 54910,
+    "tests": 54907,
     "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
