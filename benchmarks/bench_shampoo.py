@@ -26,7 +26,7 @@ from reference import ADAGRAD, REFERENCE, Size, dense_shapes
 from runner import Numbers, compare, main, timed
 
 from ctr.optim.shampoo import layout as optimizer_layout
-from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor
+from ctr.optim.shampoo.blocks import Stack, TensorLayout
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions, Statistics
 
@@ -106,22 +106,12 @@ def family_training_step(size: Size, rounds: int, turn: int) -> dict[str, dict[s
     return steps_in_turns(replace(size, feeds=min(FEEDS, turn)), changes, rounds, turn)[0]
 
 
-def lay_out_singly(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
-    """The layout of a tensor with every block by itself."""
-    layout = lay_out_tensor(shape, options)
-    parts = tuple(
-        tuple((begin + i * size, 1, size) for begin, count, size in runs for i in range(count))
-        for runs in layout.parts
-    )
-    return replace(layout, parts=parts)
-
-
 def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
-    """A stack for every region."""
+    """A stack for every block."""
     return tuple(
-        Stack(region.block, layout.axes, ((index, region),))
+        Stack(block, layout.axes, ((index, number),), (0,))
         for index, layout in enumerate(layouts)
-        for region in layout.regions
+        for number, block in enumerate(layout.blocks)
     )
 
 
@@ -146,7 +136,7 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
     """The optimizer's step alone, statistics at every step, without roots."""
     gradients = random_gradients()
     blocks = ShampooOptions(statistics=Statistics(frequency=1), block_size=block_size)
-    singly = {"lay_out_tensor": lay_out_singly, "make_stacks": stacks_of_one}
+    singly = {"make_stacks": stacks_of_one}
     kinds: dict[str, tuple[ShampooOptions, dict[str, Any]]] = {
         "stacked": (blocks, {}),
         "per_block": (blocks, singly),

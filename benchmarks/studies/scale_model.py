@@ -42,10 +42,9 @@ from reference import REFERENCE, ZIPF, Size, dense_shapes
 from runner import main
 from scipy.special import zeta
 
-from ctr.optim.shampoo.assignment import block_cost
+from ctr.optim.shampoo.assignment import block_cost, owners_of
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.placement import owners_of
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -169,7 +168,7 @@ def shampoo_shares(workers: int) -> tuple[float, int]:
     """Core seconds of a step of the most loaded owner, and the bytes of the buffer that gathers directions."""
     options, loads = ShampooOptions(), np.zeros([2, workers])
     layout = lay_out(options, dense_shapes())
-    blocks = [stack for stack in layout.stacks for _ in range(stack.blocks)]
+    blocks = [stack for stack in layout.stacks for _ in stack.members]
     for stack, owner in zip(blocks, owners_of(layout, options, workers), strict=True):
         loads[:, owner] += block_cost(stack.block, stack.axes, options), math.prod(stack.block)
     # All directions are gathered in one buffer: W times the elements of the largest sender.

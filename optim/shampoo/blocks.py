@@ -12,7 +12,6 @@ whatever tensors, form one stack [N, ...], and all work on them is one batched o
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,21 +23,8 @@ from ctr.optim.shampoo.options import ShampooOptions
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Region:
-    """Equal blocks that lie side by side in one tensor: ``counts`` along each dimension, the first one at ``begin``."""
-
-    begin: Shape
-    counts: Shape
-    block: Shape
-
-    @property
-    def blocks(self) -> int:
-        return math.prod(self.counts)
-
-
-Member: TypeAlias = tuple[int, Region]
-"""A region, behind the index of its tensor."""
+Block: TypeAlias = tuple[int, int]
+"""The index of a tensor, and the number of a block among its blocks, which are in row-major order."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +32,13 @@ class TensorLayout:
     """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
 
     ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
-    ``parts`` has along each up to two runs (offset, count, size) of equal parts.
+    ``parts`` has the sizes of the parts along each.
     """
 
     shape: Shape
     merged: Shape
     axes: tuple[int, ...]
-    parts: tuple[tuple[tuple[int, int, int], ...], ...]
+    parts: tuple[Shape, ...]
     diagonal: tuple[int, ...] = ()
 
     @property
@@ -60,47 +46,32 @@ class TensorLayout:
         return bool(self.axes or self.diagonal)
 
     @property
-    def regions(self) -> tuple[Region, ...]:
-        if not self.is_preconditioned:
-            return ()
-        return tuple(
-            Region(*(tuple(run[field] for run in runs) for field in range(3)))
-            for runs in itertools.product(*self.parts)
-        )
+    def blocks(self) -> tuple[Shape, ...]:
+        """The shapes of the blocks."""
+        return tuple(itertools.product(*self.parts)) if self.is_preconditioned else ()
 
 
 @dataclass(frozen=True)
 class Stack:
     """Blocks of one shape, preconditioned along the same axes.
 
-    If it has one owner's blocks only, ``places`` are their indices among all owners' blocks, else empty.
+    ``places`` are the indices of these blocks among the blocks of all owners.
     """
 
     block: Shape
     axes: tuple[int, ...]
-    members: tuple[Member, ...]
+    members: tuple[Block, ...]
+    places: tuple[int, ...]
     diagonal: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
 
     @property
-    def blocks(self) -> int:
-        return sum(region.blocks for _, region in self.members)
+    def count(self) -> int:
+        return len(self.members)
 
     @property
     def owners(self) -> tuple[int, ...]:
         """Index of each block's tensor."""
-        return tuple(index for index, region in self.members for _ in range(region.blocks))
-
-    @property
-    def single_blocks(self) -> list[Member]:
-        """Each block as a region, in row-major order of the regions that they are in."""
-        blocks = []
-        for tensor, region in self.members:
-            for index in itertools.product(*map(range, region.counts)):
-                sides = zip(region.begin, index, region.block, strict=True)
-                begin = tuple(start + i * size for start, i, size in sides)
-                blocks.append((tensor, Region(begin, (1,) * len(begin), region.block)))
-        return blocks
+        return tuple(index for index, _ in self.members)
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
@@ -119,24 +90,22 @@ def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
     return tuple(merged)
 
 
-def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Returns runs (offset, count, size) of equal parts, which are at most ``block_size`` and differ by at most one.
+def split_evenly(size: int, block_size: int) -> Shape:
+    """Returns the sizes of parts that are at most ``block_size`` and differ by at most one, the larger ones first.
 
     Example:
         >>> split_evenly(10, block_size=4)
-        ((0, 1, 4), (4, 2, 3))
+        (4, 3, 3)
     """
     count = -(-size // block_size)
     small, longer = divmod(size, count)
-    runs = [(0, longer, small + 1), (longer * (small + 1), count - longer, small)]
-    return tuple(run for run in runs if run[1])
+    return (small + 1,) * longer + (small,) * (count - longer)
 
 
-def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Returns runs (offset, count, size) of parts of ``block_size``, and of one smaller part for the rest."""
+def split_fully(size: int, block_size: int) -> Shape:
+    """Returns the sizes of parts of ``block_size``, and of one smaller part for the rest."""
     count, rest = divmod(size, block_size)
-    runs = [(0, count, block_size), (count * block_size, 1, rest)]
-    return tuple(run for run in runs if run[1] and run[2])
+    return (block_size,) * count + ((rest,) if rest else ())
 
 
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
@@ -150,8 +119,7 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     axes, diagonal = _preconditioned(merged, options)
     split = split_evenly if how.split == "balanced" else split_fully
     parts = tuple(
-        split(size, options.block_size) if axis in axes else ((0, 1, size),)
-        for axis, size in enumerate(merged)
+        split(size, options.block_size) if axis in axes else (size,) for axis, size in enumerate(merged)
     )
     return TensorLayout(shape, merged, axes, parts, diagonal)
 
@@ -170,61 +138,33 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
 
 def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
     """Returns the stacks of all tensors, in the order in which their first blocks come."""
-    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[Member]] = {}
+    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[Block]] = {}
     for index, layout in enumerate(layouts):
-        for region in layout.regions:
-            members.setdefault((region.block, layout.axes, layout.diagonal), []).append((index, region))
+        for number, block in enumerate(layout.blocks):
+            members.setdefault((block, layout.axes, layout.diagonal), []).append((index, number))
     return tuple(
-        Stack(block, axes, tuple(regions), diagonal) for (block, axes, diagonal), regions in members.items()
+        Stack(block, axes, tuple(blocks), tuple(range(len(blocks))), diagonal)
+        for (block, axes, diagonal), blocks in members.items()
     )
 
 
-def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
-    """Returns the blocks of a region of a merged tensor, [blocks, ...], in row-major order."""
-    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
-    if extent != list(tensor.shape):
-        tensor = tf.slice(tensor, region.begin, extent)
-    if math.prod(region.counts[1:]) > 1:
-        interleaved = [n for pair in zip(region.counts, region.block, strict=True) for n in pair]
-        order = [*range(0, len(interleaved), 2), *range(1, len(interleaved), 2)]
-        tensor = tf.transpose(tf.reshape(tensor, interleaved), order)
-    return tf.reshape(tensor, [region.blocks, *region.block])
+def cut(tensor: tf.Tensor, layout: TensorLayout) -> list[tf.Tensor]:
+    """Cuts a tensor into its blocks."""
+    pieces = [tf.reshape(tensor, layout.merged)]
+    for axis, sizes in enumerate(layout.parts):
+        if len(sizes) > 1:
+            pieces = [part for piece in pieces for part in tf.split(piece, sizes, axis)]
+    return pieces
 
 
-def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
-    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
-    if math.prod(region.counts[1:]) > 1:
-        order = [dimension for axis in range(len(extent)) for dimension in (axis, len(extent) + axis)]
-        blocks = tf.transpose(tf.reshape(blocks, [*region.counts, *region.block]), order)
-    return tf.reshape(blocks, extent)
-
-
-def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Takes the blocks of a stack, [N, *block], out of the tensors."""
-    cuts = [_cut(tf.reshape(tensors[i], layouts[i].merged), region) for i, region in stack.members]
-    return cuts[0] if len(cuts) == 1 else tf.concat(cuts, axis=0)
-
-
-def unstack_blocks(
-    stacks: Sequence[Stack], layouts: Sequence[TensorLayout], blocks: Sequence[tf.Tensor]
-) -> dict[int, tf.Tensor]:
-    """Puts blocks [N, *block] back: returns the tensors that have blocks, in their own shapes, by index."""
-    pieces: dict[int, dict[Shape, tf.Tensor]] = {}
-    for stack, stacked in zip(stacks, blocks, strict=True):
-        sizes = [region.blocks for _, region in stack.members]
-        split = tf.split(stacked, sizes) if len(sizes) > 1 else [stacked]
-        for (index, region), part in zip(stack.members, split, strict=True):
-            pieces.setdefault(index, {})[region.begin] = _paste(part, region)
-    tensors = {}
-    for index, by_begin in pieces.items():
-        layout = layouts[index]
-        row = [by_begin[region.begin] for region in layout.regions]
-        for axis in reversed(range(len(layout.merged))):
-            runs = len(layout.parts[axis])
-            if runs > 1:
-                row = [tf.concat(row[i : i + runs], axis=axis) for i in range(0, len(row), runs)]
-        tensors[index] = tf.reshape(row[0], layout.shape)
-    return tensors
+def paste(blocks: Sequence[tf.Tensor], layout: TensorLayout) -> tf.Tensor:
+    """Makes a tensor of its blocks; undoes ``cut``."""
+    pieces = list(blocks)
+    for axis in reversed(range(len(layout.parts))):
+        count = len(layout.parts[axis])
+        if count > 1:
+            pieces = [tf.concat(pieces[i : i + count], axis) for i in range(0, len(pieces), count)]
+    return tf.reshape(pieces[0], layout.shape)
 
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:

@@ -60,12 +60,11 @@ def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> st
         return f"rows: AdaGrad, one sum per {'row' if options.rows == 'adagrad_row' else 'element'}"
     if not tensor.is_preconditioned:
         return options.grafting.kind
-    blocks = sum(region.blocks for region in tensor.regions)
-    largest = max(tensor.regions, key=lambda region: region.block).block
     sides = f" along {','.join(map(str, tensor.axes))}" if 0 < len(tensor.axes) < len(tensor.merged) else ""
     if tensor.diagonal:
         sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
-    counted = f"{blocks} block{'s' * (blocks > 1)} of {'x'.join(map(str, largest))}"
+    blocks = tensor.blocks
+    counted = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of {'x'.join(map(str, max(blocks)))}"
     if options.corrects:
         return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
     exponent = 1 / options.root_order(len(tensor.axes) + len(tensor.diagonal))

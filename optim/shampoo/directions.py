@@ -65,7 +65,7 @@ class InverseRoots:
             damped = tf.where(largest > 0, values + damping, tf.ones_like(values))
             powers = tf.cast(tf.pow(damped, tf.constant(-exponent, dtype)), blocks.dtype)
             shape = [size if dimension == axis else 1 for dimension, size in enumerate(stack.block)]
-            blocks *= tf.reshape(powers, [stack.blocks, *shape])
+            blocks *= tf.reshape(powers, [stack.count, *shape])
         return blocks
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
@@ -92,7 +92,7 @@ class Eigenbases:
         self.moments: list[tf.Variable] = []
         self.averages: list[tf.Variable] = []
         for number, stack in enumerate(blocks.local.stacks):
-            whole = [stack.blocks, *stack.block]
+            whole = [stack.count, *stack.block]
             self.moments.append(variables.make(f"stack{number}/moment", whole))
             if options.averages_in_bases:
                 self.averages.append(variables.make(f"stack{number}/average", whole))

@@ -19,10 +19,10 @@ from typing import Protocol, cast
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.shampoo.blocks import Member, Shape, Stack, stack_blocks, unstack_blocks
+from ctr.optim.shampoo.assignment import owners_of
+from ctr.optim.shampoo.blocks import Block, Shape, cut, paste
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.placement import owners_of
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part
 
@@ -42,17 +42,18 @@ class Group(Protocol):
 
 
 class Blocks:
-    """Blocks of one worker: ``whole`` is the layout of all blocks, ``local`` the layout of this worker's blocks alone.
+    """Blocks of a layout, and what is exchanged for them with other workers.
+
+    ``whole`` is the layout of all blocks, ``local`` the layout of this worker's blocks alone.
 
     A worker alone has all blocks, and their state has the shapes of tensors; otherwise the local state is flat.
     """
 
     def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
-        """Divides a layout by the rank of the owner of each block, in the order of the stacks."""
+        """Divides a layout by the rank of the owner of each block, in the order of the stacks; alone, all are 0."""
         self.whole, self.workers, self._is_alone = whole, workers, workers.size == 1
-        self._layouts = [whole]
-        if not self._is_alone:
-            self._layouts = [_local_layout(whole, owners, rank) for rank in range(workers.size)]
+        owners = owners or [0] * sum(stack.count for stack in whole.stacks)
+        self._layouts = [_local_layout(whole, owners, rank) for rank in range(workers.size)]
         self.local = self._layouts[workers.rank]
         self._most_matrices = max(layout.matrices for layout in self._layouts)
         # Index of each matrix in the gathered messages of all workers, which are padded to one length.
@@ -66,39 +67,46 @@ class Blocks:
         """Returns the shape of a tensor's element-wise state: the tensor's, or if divided [its local elements]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
-        return (sum(map(_elements, _members(self.local, tensor))),)
+        return (sum(map(self._elements, _members(self.local, tensor))),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns the local elements of tensors, by index, each in the shape of ``shape``."""
         return {
-            index: self._take(index, tensor) if self._is_divided(index) else tensor
+            index: self._join(self.local, index, self._cut(index, tensor), tensor.dtype)
+            if self._is_divided(index)
+            else tensor
             for index, tensor in tensors.items()
         }
 
     def stack(self, local: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
         """Stacks the local blocks, [n, *block] each, of tensors as ``take`` returns them; missing tensors are zero."""
-        layouts = self.whole.tensors
-        filled = [local[i] if i in local else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
-        if self._is_alone:
-            return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
-        parts: dict[Member, tf.Tensor] = {}
-        for index, elements in enumerate(filled):
-            if members := _members(self.local, index):
-                parts |= zip(members, tf.split(elements, list(map(_elements, members))), strict=True)
-        return [_join_stack(stack, stack.members, parts, dtype) for stack in self.local.stacks]
+        blocks: dict[Block, tf.Tensor] = {}
+        for index, layout in enumerate(self.whole.tensors):
+            if layout.is_preconditioned:
+                elements = local[index] if index in local else tf.zeros(self.shape(index), dtype)
+                if self._is_alone:
+                    blocks |= self._cut(index, elements)
+                else:
+                    blocks |= self._split(_members(self.local, index), elements)
+        return [
+            tf.stack([blocks[member] for member in stack.members])
+            if stack.members
+            else tf.zeros([0, *stack.block], dtype)
+            for stack in self.local.stacks
+        ]
 
-    def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+    def unstack(self, stacked: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns the local elements of the tensors that have blocks, by index; the inverse of ``stack``."""
-        if self._is_alone:
-            return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
-        parts: dict[Member, tf.Tensor] = {}
-        for stack, stacked in zip(self.local.stacks, blocks, strict=True):
+        blocks: dict[Block, tf.Tensor] = {}
+        for stack, together in zip(self.local.stacks, stacked, strict=True):
             if stack.members:
-                parts |= zip(stack.members, tf.unstack(stacked), strict=True)
-        dtype, divided = blocks[0].dtype, filter(self._is_divided, range(len(self.whole.tensors)))
+                blocks |= zip(stack.members, tf.unstack(together), strict=True)
         return {
-            index: _join([parts[member] for member in _members(self.local, index)], dtype, self.shape(index))
-            for index in divided
+            index: self._paste(index, blocks)
+            if self._is_alone
+            else self._join(self.local, index, blocks, stacked[0].dtype)
+            for index, layout in enumerate(self.whole.tensors)
+            if layout.is_preconditioned
         }
 
     def gather(self, local: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -106,22 +114,47 @@ class Blocks:
         divided = list(filter(self._is_divided, local))
         if not divided:
             return dict(local)
-        dtype = local[divided[0]].dtype
         sent = [
             [member for index in divided for member in _members(layout, index)] for layout in self._layouts
         ]
-        largest = max(sum(map(_elements, members)) for members in sent)
+        largest = max(sum(map(self._elements, members)) for members in sent)
         message = tf.concat([local[index] for index in divided], axis=0)
         message = tf.pad(message, [[0, largest - message.shape[0]]])
         received = tf.split(self.workers.all_gather(message), self.workers.size)
-        parts: dict[Member, tf.Tensor] = {}
+        blocks: dict[Block, tf.Tensor] = {}
         for members, elements in zip(sent, received, strict=True):
-            sizes = list(map(_elements, members))
-            *blocks, _ = tf.split(elements, [*sizes, largest - sum(sizes)])
-            parts |= zip(members, blocks, strict=True)
-        stacked = [_join_stack(stack, stack.single_blocks, parts, dtype) for stack in self.whole.stacks]
-        whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
-        return {index: whole[index] if index in divided else tensor for index, tensor in local.items()}
+            blocks |= self._split(members, elements)
+        return {**local, **{index: self._paste(index, blocks) for index in divided}}
+
+    def _is_divided(self, tensor: int) -> bool:
+        return not self._is_alone and self.whole.tensors[tensor].is_preconditioned
+
+    def _elements(self, member: Block) -> int:
+        index, number = member
+        return math.prod(self.whole.tensors[index].blocks[number])
+
+    def _split(self, members: Sequence[Block], elements: tf.Tensor) -> dict[Block, tf.Tensor]:
+        """Splits the elements of blocks, one block behind the other, with or without more behind them."""
+        sizes = list(map(self._elements, members))
+        *parts, _ = tf.split(elements, [*sizes, elements.shape[0] - sum(sizes)])
+        shapes = [self.whole.tensors[index].blocks[number] for index, number in members]
+        return dict(zip(members, map(tf.reshape, parts, shapes), strict=True))
+
+    def _join(
+        self, layout: ShampooLayout, index: int, blocks: Mapping[Block, tf.Tensor], dtype: tf.DType
+    ) -> tf.Tensor:
+        """Joins the elements of an owner's blocks of a tensor, as ``_split`` takes them."""
+        parts = [tf.reshape(blocks[member], [-1]) for member in _members(layout, index)]
+        return tf.concat(parts, axis=0) if parts else tf.zeros([0], dtype)
+
+    def _cut(self, index: int, tensor: tf.Tensor) -> dict[Block, tf.Tensor]:
+        return {(index, number): block for number, block in enumerate(cut(tensor, self.whole.tensors[index]))}
+
+    def _paste(self, index: int, blocks: Mapping[Block, tf.Tensor]) -> tf.Tensor:
+        layout = self.whole.tensors[index]
+        return paste([blocks[index, number] for number in range(len(layout.blocks))], layout)
+
+    # Numbers of all owners.
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars over all owners."""
@@ -169,82 +202,47 @@ class Blocks:
             return None
         layout, number = self.local if rank is None else self._layouts[rank], int(match[2])
         if match[1] == "stack":
-            return Part(np.array(layout.stacks[number].places, np.int64), self.whole.stacks[number].blocks)
+            return Part(np.array(layout.stacks[number].places, np.int64), self.whole.stacks[number].count)
         if not self._is_divided(number):
             return None
-        tensor = self.whole.tensors[number]
-        elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-        rows = [np.zeros(0, np.int64)]
-        for _, region in _members(layout, number):
-            ends = zip(region.begin, region.block, strict=True)
-            rows.append(elements[tuple(slice(begin, begin + size) for begin, size in ends)].ravel())
-        return Part(np.concatenate(rows), elements.size, tensor.shape)
-
-    def _is_divided(self, tensor: int) -> bool:
-        return not self._is_alone and self.whole.tensors[tensor].is_preconditioned
-
-    def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
-        merged = tf.reshape(tensor, self.whole.tensors[index].merged)
-        parts = [tf.slice(merged, region.begin, region.block) for _, region in _members(self.local, index)]
-        return _join(parts, tensor.dtype, self.shape(index))
+        shape = self.whole.tensors[number].shape
+        with tf.init_scope():
+            elements = self._cut(number, tf.range(math.prod(shape), dtype=tf.int64))
+            rows = self._join(layout, number, elements, tf.int64).numpy()
+        return Part(rows, math.prod(shape), shape)
 
 
-def _members(layout: ShampooLayout, tensor: int) -> list[Member]:
+def _members(layout: ShampooLayout, tensor: int) -> list[Block]:
     """Returns the blocks of a tensor, in the order of the stacks."""
     return [member for stack in layout.stacks for member in stack.members if member[0] == tensor]
-
-
-def _elements(member: Member) -> int:
-    return math.prod(member[1].block)
 
 
 def _local_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
     """Returns the layout of one owner's blocks; stacks and factors without any stay, with no matrix."""
     # Factors of tables, whose rows all members have, are copies of the first member's.
-    parts = [(factor.owners, tuple(range(factor.count)), rank > 0) for factor in whole.factors]
+    parts = [(factor.owners, factor.numbers, rank > 0) for factor in whole.factors]
     stacks, owner = [], iter(owners)
     for stack, indices in zip(whole.stacks, whole.stack_factors, strict=True):
-        blocks = stack.single_blocks
-        places = tuple(at for at, _ in enumerate(blocks) if next(owner) == rank)
-        stacks.append(dataclasses.replace(stack, members=tuple(blocks[i] for i in places), places=places))
+        places = tuple(at for at in stack.places if next(owner) == rank)
+        members = tuple(stack.members[at] for at in places)
+        stacks.append(dataclasses.replace(stack, members=members, places=places))
         for index in indices:
             parts[index] = (stacks[-1].owners, places, False)
     factors, offset = [], 0
     for factor, (tensors, numbers, is_copy) in zip(whole.factors, parts, strict=True):
-        local = dataclasses.replace(
-            factor, count=len(tensors), owners=tensors, offset=offset, numbers=numbers, is_copy=is_copy
+        factors.append(
+            dataclasses.replace(factor, owners=tensors, numbers=numbers, offset=offset, is_copy=is_copy)
         )
-        factors.append(local)
-        offset += local.count
+        offset += len(tensors)
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
 
 
 def _numbers(whole: ShampooLayout, local: ShampooLayout) -> np.ndarray:
-    return np.array(
-        [
-            factor.offset + number
-            for factor, part in zip(whole.factors, local.factors, strict=True)
-            for number in part.numbers or range(part.count)
-        ],
-        np.int32,
-    )
-
-
-def _join_stack(
-    stack: Stack, members: Sequence[Member], parts: Mapping[Member, tf.Tensor], dtype: tf.DType
-) -> tf.Tensor:
-    """Returns the blocks of these members, [N, *block]; zero for tensors without parts."""
-    blocks = [parts[member] if member in parts else tf.zeros(stack.block, dtype) for member in members]
-    return _join(blocks, dtype, [len(members), *stack.block])
-
-
-def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
-    if not parts:
-        return tf.zeros(list(shape), dtype)
-    return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
+    pairs = zip(whole.factors, local.factors, strict=True)
+    return np.array([factor.offset + number for factor, part in pairs for number in part.numbers], np.int32)
 
 
 def divide(options: ShampooOptions, layout: ShampooLayout, workers: Group) -> Blocks:
-    """Returns a worker's blocks of a layout, with balanced costs (``placement.owners_of``)."""
+    """Returns a worker's blocks of a layout, with balanced costs (``assignment.owners_of``)."""
     owners = owners_of(layout, options, workers.size) if workers.size > 1 else ()
     return Blocks(layout, workers, owners)

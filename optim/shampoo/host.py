@@ -221,7 +221,7 @@ class HostPipeline:
                 raise RootError(f"it is beyond {roots.dtype}")
         except BaseException as error:
             self._count(state, matrix, "failed" if isinstance(error, RootError) else "lost")
-            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            name = f"{factor.name}[{factor.numbers[i]}]"
             log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
         roots[i] = new

@@ -14,21 +14,24 @@ from ctr.optim.shampoo.options import ShampooOptions
 class Factor:
     """Statistics matrices [N, d, d] of an axis of a stack, or of the right sides of some tables, for A^(-1/order).
 
-    ``owners`` has the index of each matrix's tensor; ``offset`` is the index of the first matrix among all factors'
-    matrices; ``numbers`` are the indices of its matrices in the whole factor, or empty if it has all. With ``basis``
-    the "roots" are eigenbases (eigenbasis.py). If several owners keep one factor, all but one have a copy,
-    ``is_copy``, whose roots are computed but not counted.
+    ``owners`` has the index of each matrix's tensor; ``numbers`` are the indices of its matrices in the whole factor;
+    ``offset`` is the index of the first one among all factors' matrices. With ``basis`` the "roots" are eigenbases
+    (eigenbasis.py). If several owners keep one factor, all but one have a copy, ``is_copy``, whose roots are computed
+    but not counted.
     """
 
     name: str
-    count: int
     size: int
     order: int
     owners: tuple[int, ...]
+    numbers: tuple[int, ...]
     offset: int
-    numbers: tuple[int, ...] = ()
     basis: bool = False
     is_copy: bool = False
+
+    @property
+    def count(self) -> int:
+        return len(self.owners)
 
     @property
     def matrices(self) -> slice:
@@ -92,7 +95,8 @@ def lay_out(
 
     def add(name: str, size: int, order: int, owners: Sequence[int], basis: bool = False) -> int:
         offset = factors[-1].matrices.stop if factors else 0
-        factors.append(Factor(name, len(owners), size, order, tuple(owners), offset, basis=basis))
+        numbers = tuple(range(len(owners)))
+        factors.append(Factor(name, size, order, tuple(owners), numbers, offset, basis))
         return len(factors) - 1
 
     stack_factors: list[tuple[int, ...]] = []

@@ -63,7 +63,7 @@ class Statistics:
             self.totals.append(make(f"{factor.name}/total", packed, tf.float64))
         self.diagonals = [
             {
-                axis: make(f"stack{number}/diagonal{axis}", [stack.blocks, stack.block[axis]])
+                axis: make(f"stack{number}/diagonal{axis}", [stack.count, stack.block[axis]])
                 for axis in stack.diagonal
             }
             for number, stack in enumerate(layout.stacks)

@@ -25,7 +25,7 @@ def divided(draw):
     options = reference.options(block_size=draw(st.integers(1, 4)), blocking={"max_dimension": 7})
     layout, size = lay_out(options, shapes), draw(st.integers(2, 4))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return layout, size, rng.integers(0, size, sum(stack.blocks for stack in layout.stacks)).tolist()
+    return layout, size, rng.integers(0, size, sum(stack.count for stack in layout.stacks)).tolist()
 
 
 @settings(max_examples=25)
