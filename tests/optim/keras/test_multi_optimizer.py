@@ -71,28 +71,6 @@ def test_each_part_takes_its_own_steps(case):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("case", list(CASES)[::-1])
-def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
-    model, from_weights = (with_parts(*CASES[case]()) for _ in range(2))
-    fit(model, 8)
-    core = shampoo_of(model).core
-    # A root is on its way.
-    assert int(core.exchanged.exchanged_at) == 6
-    model.save(tmp_path / "model.keras")
-    model.save_weights(tmp_path / "model.weights.h5")
-    from_weights.optimizer.build(from_weights.trainable_variables)
-    from_weights.load_weights(tmp_path / "model.weights.h5")
-    fit(model, 6, start=8)
-    for loaded in (keras.models.load_model(tmp_path / "model.keras"), from_weights):
-        fit(loaded, 6, start=8)
-        for path, value in values(model).items():
-            np.testing.assert_array_equal(values(loaded)[path], value, err_msg=path)
-        assert shampoo_of(loaded).core.report() == core.report()
-        assert type(shampoo_of(loaded)) is type(shampoo_of(model))
-        assert int(shampoo_of(loaded).iterations) == int(loaded.optimizer.iterations) == 14
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
 def test_the_callback_finds_shampoo_among_the_parts(options):
     model = with_parts(*CASES["Soap beside Adafactor for embeddings"](), **options)
