@@ -16,7 +16,6 @@ step touches all rows this is algorithm 4 to the last digit of arithmetic.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -24,15 +23,6 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.gradients import GradientSteps, present_among
 from ctr.optim.variables import Create, Variables, create_variable
-
-
-class RowMoments(NamedTuple):
-    """Second moments of a table: R [U, 1] with the steps [U, 1] that touched each row; C [C] with the table's steps."""
-
-    rows: tf.Tensor
-    steps: tf.Tensor
-    columns: tf.Tensor
-    table_steps: tf.Tensor
 
 
 def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
@@ -50,35 +40,6 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
     scaled = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
     return tf.math.divide_no_nan(scaled, tf.sqrt(columns)[..., tf.newaxis, :])
-
-
-def row_update(
-    options: AdafactorOptions,
-    moments: RowMoments,
-    gradient: tf.Tensor,
-    values: tf.Tensor,
-    rate: tf.Tensor,
-) -> tuple[tf.Tensor, RowMoments]:
-    """Computes a U / max(1, RMS(U) / d) of touched rows [U, C] of a table, and their moments after this step.
-
-    ``values`` are the rows before it. Rows without a gradient are not touched.
-    """
-    touched = tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
-    squared = touched * (tf.square(gradient) + options.epsilon1)
-    count, total = tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)
-    steps, table_steps = moments.steps + touched, moments.table_steps + tf.minimum(count, 1.0)
-    decay = second_moment_decay(options, tf.maximum(steps, 1.0))
-    rows = decay * moments.rows + (1.0 - decay) * _mean(squared, 1)
-    rows = tf.where(touched > 0, rows, moments.rows)
-    decay = second_moment_decay(options, tf.maximum(table_steps, 1.0))
-    mean = tf.math.divide_no_nan(total, count)
-    columns = tf.where(count > 0, decay * moments.columns + (1.0 - decay) * mean, moments.columns)
-    share = tf.math.divide_no_nan(columns, _mean(columns, 0))
-    direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
-    direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
-    size = step_size(options, rate, values, table_steps, touched)
-    update = size * clip(options, direction, touched)
-    return update, RowMoments(rows, steps, columns, table_steps)
 
 
 def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
@@ -204,17 +165,30 @@ class AdafactorCore(GradientSteps):
         weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
-        table, state, at = self.weights[index], self.state[index], slices.indices
-        before = RowMoments(
-            tf.gather(state["rows"], at), tf.gather(state["touched"], at), state["columns"], state["steps"]
-        )
+        """Moves touched rows [U, C] of a table by a U / max(1, RMS(U) / d); rows without a gradient are not touched."""
+        options, table, state = self.options, self.weights[index], self.state[index]
+        at, gradient = slices.indices, slices.values
+        before, times = tf.gather(state["rows"], at), tf.gather(state["touched"], at)
+        touched = tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
+        squared = touched * (tf.square(gradient) + options.epsilon1)
+        count, total = tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)
+        steps, table_steps = times + touched, state["steps"] + tf.minimum(count, 1.0)
+        decay = second_moment_decay(options, tf.maximum(steps, 1.0))
+        rows = decay * before + (1.0 - decay) * _mean(squared, 1)
+        rows = tf.where(touched > 0, rows, before)
+        decay = second_moment_decay(options, tf.maximum(table_steps, 1.0))
+        mean = tf.math.divide_no_nan(total, count)
+        columns = tf.where(count > 0, decay * state["columns"] + (1.0 - decay) * mean, state["columns"])
+        share = tf.math.divide_no_nan(columns, _mean(columns, 0))
+        direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
+        direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
         values = tf.cast(tf.gather(table, at), self.dtype)
-        update, after = row_update(self.options, before, slices.values, values, rate)
+        update = step_size(options, rate, values, table_steps, touched) * clip(options, direction, touched)
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
-        state["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, at))
-        state["touched"].scatter_add(tf.IndexedSlices(after.steps - before.steps, at))
-        state["columns"].assign(after.columns)
-        state["steps"].assign(after.table_steps)
+        state["rows"].scatter_add(tf.IndexedSlices(rows - before, at))
+        state["touched"].scatter_add(tf.IndexedSlices(steps - times, at))
+        state["columns"].assign(columns)
+        state["steps"].assign(table_steps)
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), at))
 
     def report(self) -> dict[str, float | int]:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
+from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, check_loss, gradient_by_outputs
 from ctr.optim.kfac.record import (
     Product,
     Recording,
@@ -91,8 +91,7 @@ def statistics_of(
         raise ValueError(f"quantities is {quantities!r}; allowed: a list of names")
     if not isinstance(samples, int | np.integer) or samples < 1:
         raise ValueError(f"samples is {samples!r}; allowed: a whole number from 1 up")
-    if loss not in LOSSES:
-        raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+    check_loss(loss)
     for quantity in quantities:
         if quantity not in (*FIRST_ORDER, *SECOND_ORDER):
             allowed = ", ".join((*FIRST_ORDER, *SECOND_ORDER))

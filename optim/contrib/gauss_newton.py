@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ctr.optim.contrib.backpack import LayerStatistics, statistics_of
 from ctr.optim.kfac import factors as kfac
-from ctr.optim.kfac.output_losses import LOSSES, LossName
+from ctr.optim.kfac.output_losses import LOSSES, LossName, check_loss
 from ctr.optim.kfac.record import check_model, has_matrix, leaves
 
 Curvature = Literal["ggn", "ggn_mc", "kfac", "kflr", "kfra"]
@@ -66,8 +66,7 @@ class GaussNewtonTrainer:
         samples: int = 1,
         seed: int = 0,
     ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        check_loss(loss)
         if curvature not in get_args(Curvature):
             raise ValueError(f"curvature is {curvature!r}; allowed: {', '.join(get_args(Curvature))}")
         for name, value, least in (

@@ -122,3 +122,9 @@ LOSSES: dict[str, OutputLoss] = {
     "categorical_crossentropy": OutputLoss(_softmax, _softmax_root, _softmax_draw),
 }
 """Losses by name. Cross-entropies take logits. Each is the mean over a row's outputs, as in Keras."""
+
+
+def check_loss(name: str) -> None:
+    """Raises ValueError for a name of no loss."""
+    if name not in LOSSES:
+        raise ValueError(f"loss is {name!r}; allowed: {', '.join(LOSSES)}")

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer, Scale
-from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
+from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, check_loss, gradient_by_outputs
 from ctr.optim.kfac.record import (
     check_inputs,
     check_model,
@@ -68,8 +68,7 @@ class KfacTrainer:
         jit_compile: bool = False,
         **options: Any,
     ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        check_loss(loss)
         check_model(model)
         refuse_layers(model, takes_normalizations=True)
         for layer in leaves(model):

@@ -19,7 +19,7 @@ from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
+from ctr.optim.shampoo.schedule import shampoo_share
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable
 
@@ -77,23 +77,13 @@ class RowOneSided(RowAdaGrad):
         return tf.split(columns, self.copies, axis=1)
 
     def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
-        if not self._layout.factors:
-            return
-        products: dict[int, dict[int, tf.Tensor]] = {}
+        products: dict[int, tf.Tensor] = {}
         for number, (rows, owners) in enumerate(zip(gradients, self.owners, strict=True)):
             for copy, part in enumerate(self._parts(rows.gradient)):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
-                    factor, at = self._layout.table_factors[index]
-                    (product,) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
-                    products.setdefault(factor, {})[at] = product
-        weight = collection_weight(self.options, step, tf.float32)
-        ordered = {
-            factor: tf.concat([by_table[at] for at in range(len(by_table))], axis=0)
-            for factor, by_table in products.items()
-        }
-        last = self.exchanged.exchanged_at.read_value()
-        when(collection_due(self.options, step, last), lambda: self.statistics.add(ordered, weight))
+                    (products[index],) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
+        self.statistics.update([], products.__getitem__, step, self.exchanged.exchanged_at.read_value())
 
     def exchange(self) -> None:
         self.exchanged.update(self.statistics, self._step.read_value())

@@ -23,6 +23,7 @@ import tensorflow as tf
 from ctr.optim.gradients import Gradient, GradientSteps, Present, in_xla, present_among, split_gradients
 from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
+from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.division import Group, divide
@@ -158,9 +159,8 @@ class ShampooCore(GradientSteps):
         gradients = self.blocks.take(dense)
         stacked = self.blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
-            values = {index: slices.values for index, slices in rows.items()}
             last = self.exchanged.exchanged_at.read_value()
-            self.statistics.update(stacked, values, step, last, present)
+            self.statistics.update(stacked, lambda index: self._product(index, rows), step, last, present)
         if on_device or not in_xla():
             self._exchange(present, on_device)
         share = self.grafting.share(self.exchanged.certified, step)
@@ -169,6 +169,12 @@ class ShampooCore(GradientSteps):
         averages = self.average.update(gradients, step)
         directions = self._directions(stacked, averages, share, step, present)
         self._move(self.momentum.update(self._with_decay(directions, decayed)), rate)
+
+    def _product(self, index: int, rows: Mapping[int, tf.IndexedSlices]) -> tf.Tensor:
+        """Computes G^T G of the distinct touched rows of a table, [1, C, C]."""
+        width = self.layout.tensors[index].shape[1]
+        values = rows[index].values if index in rows else tf.zeros([1, width], self.dtype)
+        return gram(values[tf.newaxis], 1)
 
     def _directions(
         self,

@@ -9,7 +9,7 @@ stop growing after some 2^24 equal increments; a window has at most 100,000. Bot
 (triangles.py). A dimension with a diagonal has the sums of squares alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -72,14 +72,15 @@ class Statistics:
     def update(
         self,
         stacked: Sequence[tf.Tensor],
-        rows: Mapping[int, tf.Tensor],
+        product: Callable[[int], tf.Tensor],
         step: tf.Tensor,
         last: tf.Tensor,
         present: Present = None,
     ) -> None:
-        """Collects the products of gradients, if that is due: of stacks [N, *block], and of tables' rows [U, C].
+        """Collects the products of gradients, if that is due, of stacks [N, *block] and of tables.
 
-        ``last`` is the step of the last exchange. Tensors that are not ``present`` have no gradient.
+        ``product`` returns G^T G of a table, [1, C, C], by its index; ``last`` is the step of the last exchange.
+        Tensors that are not ``present`` have no gradient.
         """
         layout = self.layout
         if not layout.factors and not layout.stacks:
@@ -94,7 +95,10 @@ class Statistics:
                 here = of_owners(present, stack.owners)
                 for axis, sums in self.diagonals[number].items():
                     _collect(sums, _squares(stacked[number], axis), self.options.beta2, weight, here)
-            by_factor |= self._of_tables(rows)
+            of_tables: dict[int, list[tf.Tensor]] = {}
+            for index, (factor, _) in layout.table_factors.items():
+                of_tables.setdefault(factor, []).append(product(index))
+            by_factor |= {factor: tf.concat(parts, axis=0) for factor, parts in of_tables.items()}
             self.add(by_factor, weight, present)
 
         when(collection_due(self.options, step, last), collect)
@@ -113,15 +117,6 @@ class Statistics:
             self.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
         self.collections.assign_add(1)
         self.window_collections.assign_add(1)
-
-    def _of_tables(self, rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Computes G^T G of the distinct touched rows of each table."""
-        by_factor: dict[int, list[tf.Tensor]] = {}
-        for index, (factor, _) in self.layout.table_factors.items():
-            width = self.layout.tensors[index].shape[1]
-            values = tf.cast(rows[index], self.dtype) if index in rows else tf.zeros([1, width], self.dtype)
-            by_factor.setdefault(factor, []).append(gram(values[tf.newaxis], 1))
-        return {factor: tf.concat(products, axis=0) for factor, products in by_factor.items()}
 
     def fold(self, present: Present = None) -> tf.Tensor:
         """Adds windows to totals and empties them, in place; returns Frobenius norms of the changes, float64 [M]."""
