@@ -65,11 +65,6 @@ def default_out(path: Path) -> Path:
     return parent / f"{whole.name.split('.')[0] or whole.name}-quickstart"
 
 
-def check_quickstart_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of ``ctr quickstart``."""
-    check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
-
-
 def run_quickstart(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
     """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
 
@@ -105,7 +100,7 @@ def write_mapping(path: Path, out: Path, options: Options, tools: Tools) -> dict
 
     Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
     """
-    check_quickstart_folder(out)
+    check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
     record = _begin(path, out, options, tools)
     steps = (
         ("ctr", "ingest", "table", path, "--mapping", out / MAPPING, "--out", out / LOG),

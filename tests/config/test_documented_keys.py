@@ -7,8 +7,6 @@ from ctr.config.kinds import CONFIGS
 from ctr.io.documents import parse_yaml
 from ctr.training.config import TrainConfig
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def test_every_environment_variable_is_documented(root):
     page = (root / "docs" / "reference" / "configuration.md").read_text()

@@ -285,16 +285,6 @@ def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
 
 
 @pytest.mark.slow
-def test_xla_trains_what_the_graph_trains(plugin, log, tmp_path):
-    assert train(log, tmp_path / "plain") == 0
-    assert train(log, tmp_path / "xla", jit=True) == 0
-    plain, compiled = weights_of(tmp_path / "plain"), weights_of(tmp_path / "xla")
-    for name in plain:
-        if plain[name].dtype == np.float32:
-            np.testing.assert_allclose(compiled[name], plain[name], atol=2e-3, err_msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "status"), [(8, "taken"), (9, "fresh")])
 def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, tmp_path, width, status):
     assert train(log, tmp_path / "old", time_range={"end": "2020-09-13T12:36:40Z"}) == 0
@@ -391,8 +381,3 @@ def test_a_faulty_plugin_is_named_in_one_line(tmp_path, monkeypatch, capfd, case
     sys.modules.pop("hosts", None)
     out, err = capfd.readouterr()
     assert fault in err and err.count("\n") == 1 and not out
-
-
-def test_a_misspelt_key_of_the_example_is_named(plugin):
-    with pytest.raises(InputError, match=r"^derive: plugin: .*host: x: unknown key$"):
-        parse_model(Derived, {"from": "page", "plugin": {"host": {"x": 1}}}, "derive")

@@ -135,11 +135,6 @@ def test_first_order_is_that_of_single_rows(model_name, loss):
         np.testing.assert_allclose(one["variance"], rows.var(0), rtol=1e-9, atol=1e-15)
 
 
-def test_only_what_is_asked_for_is_computed():
-    found = by_weight(statistics_of(make(), "mse", batch("mse"), ("individual", "variance")))
-    assert all(set(quantities) == {"individual", "variance"} for quantities in found)
-
-
 def jacobians(model, inputs):
     """[weight][N, C, elements] of the outputs."""
     with tf.GradientTape(persistent=True) as tape:

@@ -1,6 +1,5 @@
 """Shampoo on several workers: the trajectory of one process, the same bits everywhere, and state in parts."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,6 @@
 """What is reported of an optimizer: figures worked by hand, bytes that are those of its variables."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
@@ -44,61 +43,6 @@ def test_a_report_by_hand():
     # Of one tensor the condition is that of one matrix; a singular one has the largest that float64 tells.
     assert core.spectra("abcd") == {"a": (2.0, 8.0, 4.0, 3.5), "c": (0.0, 3.0, 2.0**52, 1e6)}
     assert core.spectra("xyxz") == {"x": (0.0, 8.0, 2.0**52, 1e6)}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"beta2": 0.9},
-        {"roots": {"asynchronous": False}},
-        {"epsilon": 0.125, "roots": {"damping": "absolute"}},
-        {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
-    ],
-    ids=["decayed", "synchronous", "absolute", "bases"],
-)
-def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
-    # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
-    shapes = [(8, 4), (4, 3), (5,)]
-    core = reference.make_core(
-        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
-    )
-    history = reference.drifting(shapes, 9)
-    reference.train(core, history, 0.125)
-    # Exchanges at 3 and 7; without waiting, those of 7 come into use at 11.
-    sent = history[:3] if core.options.roots.asynchronous else history[:7]
-    beta2 = core.options.beta2
-    weights = [beta2 ** (len(sent) - 1 - place) for place in range(len(sent))]
-    total = sum(weights) if beta2 < 1.0 else 1.0
-    # Bases are certified with damping of their own.
-    epsilon = 1e-8 if core.options.corrects else core.options.epsilon
-    is_absolute = core.options.roots.damping == "absolute" and not core.options.corrects
-    expected = {}
-    for name, tensor, blocks in (("a", 0, (slice(0, 4), slice(4, 8))), ("b", 1, (slice(None),))):
-        values = []
-        for block in blocks:
-            parts = [gradients[tensor][block] for gradients in sent]
-            for sides in (parts, [part.T for part in parts]):
-                statistics = sum(w * g @ g.T for w, g in zip(weights, sides, strict=True)) / total
-                values.append(np.linalg.eigvalsh(statistics))
-        expected[name] = (
-            min(one[0] for one in values),
-            max(one[-1] for one in values),
-            max(one[-1] / one[0] for one in values),
-            max(
-                (one[-1] + damping) / (one[0] + damping)
-                for one in values
-                for damping in [epsilon * (1.0 if is_absolute else one[-1])]
-            ),
-        )
-    found = core.spectra("abc")
-    assert found.keys() == expected.keys()
-    for name, spectrum in found.items():
-        np.testing.assert_allclose(spectrum, expected[name], rtol=1e-8)
-    report = core.report()
-    low, high, condition, _ = (np.array(one) for one in zip(*expected.values(), strict=True))
-    assert report["singular_value_min"] == pytest.approx(low.min(), rel=1e-8)
-    assert report["singular_value_max"] == pytest.approx(high.max(), rel=1e-8)
-    assert report["condition_max"] == pytest.approx(condition.max(), rel=1e-8)
 
 
 def rows_of(text):
