@@ -11,6 +11,7 @@ whatever tensors, form one stack [N, ...], and all work on them is one batched o
     [256, 1], [9]  256          none: a vector
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class TensorLayout:
     def is_preconditioned(self) -> bool:
         return bool(self.axes or self.diagonal)
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[Shape, ...]:
         """The shapes of the blocks."""
         return tuple(itertools.product(*self.parts)) if self.is_preconditioned else ()

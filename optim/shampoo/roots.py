@@ -78,17 +78,14 @@ class Root:
 
 
 def inverse_root(matrix: FloatArray, p: int, *, epsilon: float, absolute: bool = False) -> Root:
-    """Computes a certified A_damped^(-1/p), p >= 1, of the symmetric part of A, float64 [n, n].
+    """Computes a certified A_damped^(-1/p), p >= 1 and epsilon >= 0, of the symmetric part of A, float64 [n, n].
 
     By LAPACK's eigendecomposition, from one triangle and, where that fails, from the other. The damping is relative
     to the largest eigenvalue unless ``absolute``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no residual is within `TOLERANCE`.
-        ValueError: p is below 1, or epsilon negative.
     """
-    if p < 1 or not epsilon >= 0:
-        raise ValueError(f"p is {p}, epsilon {epsilon}; allowed: p from 1 up, epsilon from 0 up")
     scaled, doublings = scale_symmetric(matrix)
     scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
 
