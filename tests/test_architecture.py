@@ -38,9 +38,9 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3892,
-    "benchmarks/studies": 5064,
-    "ctr": 1791,
+    "benchmarks": 3882,
+    "benchmarks/studies": 4994,
+    "ctr": 1786,
     "ctr/api": 416,
     "ctr/config": 780,
     "ctr/data": 6761,
@@ -54,15 +54,15 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4658,
     "models": 2053,
-    "optim": 7313,
+    "optim": 7146,
     "pipelines": 8780,
-    "tests": 54907,
+    "tests": 54031,
     "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 165, 28536
+LOOP_MODULES, LOOP_LINES = 164, 28392
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
