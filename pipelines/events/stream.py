@@ -196,12 +196,11 @@ class _Route(beam.DoFn):
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
         routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
         self._recent.add(report)
-        self._recent.check_columns()
         if report.rejected:
             content = describe_rejects(report)
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
             write_atomic_bytes(self._log / "rejects" / name, content)
-            self._recent.check_rejects()
+        self._recent.check()
         if element.kind == IMPRESSIONS:
             for start, table in routed.items():
                 if start > self._last:

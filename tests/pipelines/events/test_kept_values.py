@@ -9,7 +9,8 @@ import event_files
 from ctr.data.kept_values import FOLDER, read_values
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, watch_events
 from log_files import ids_of_rows
 
 FEATURES = [
@@ -19,7 +20,7 @@ FEATURES = [
     {"name": "own_labels", "kind": "cross", "of": ["own", "labels"]},
 ]
 KEPT = ("own", "labels", "own_labels")
-DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
 
 def make_mapping(**changes: Any) -> Any:
