@@ -64,7 +64,6 @@ from ctr.pipelines.events.read import (
     Version,
     find_events,
     looked_for,
-    no_events_error,
     read_unit,
     split_units,
 )
@@ -189,7 +188,8 @@ def ingest_events(
     mapping = with_pinned_teacher(mapping, log)
     files = find_events(mapping, folders)
     if not files:
-        raise no_events_error(mapping, folders)
+        looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
+        raise InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
     if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)

@@ -240,11 +240,6 @@ def split_items(text: str, separator: str, strip: str) -> list[str]:
     return [item for part in parts if (item := part.strip(strip) if strip else part)]
 
 
-def _find_brackets(texts: Sequence[str]) -> str:
-    ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
-    return next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), "")
-
-
 def _is_vector(column: Column, texts: Sequence[str]) -> bool:
     """Returns whether the values are lists of numbers with fractions."""
     if column.is_list and pa.types.is_floating(column.array.type.value_type):
@@ -257,18 +252,20 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
     """Finds the separator of lists, and what stands around their items; None where distinct texts hold no lists."""
-    if brackets := _find_brackets(texts):
-        strip = brackets + "'\" "
-        written = [_written_items(text.strip()[1:-1]) for text in texts]
-        if not any(written):
-            return None
-        # The first mark of the best fit.
-        fits = [
-            sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
-            for mark in _BRACKETED_MARKS
-        ]
-        return _BRACKETED_MARKS[int(np.argmax(fits))], strip
-    return next(((mark, "") for mark in _MARKS if _is_separator(texts, counts, mark)), None)
+    ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
+    brackets = next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), None)
+    if brackets is None:
+        return next(((mark, "") for mark in _MARKS if _is_separator(texts, counts, mark)), None)
+    strip = brackets + "'\" "
+    written = [_written_items(text.strip()[1:-1]) for text in texts]
+    if not any(written):
+        return None
+    # The first mark of the best fit.
+    fits = [
+        sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
+        for mark in _BRACKETED_MARKS
+    ]
+    return _BRACKETED_MARKS[int(np.argmax(fits))], strip
 
 
 def _written_items(content: str) -> list[str]:

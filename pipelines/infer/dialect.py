@@ -424,11 +424,7 @@ def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
     for file in files:
         with faults_named(file.path):
             schema = pq.read_schema(file.path)
-        faults |= {
-            name: f"it is of type {kind}"
-            for name, kind in zip(schema.names, schema.types, strict=True)
-            if not _is_read(kind)
-        }
+        faults |= {field.name: f"it is of type {field.type}" for field in schema if not _is_read(field.type)}
     return faults
 
 
