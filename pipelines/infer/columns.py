@@ -413,8 +413,8 @@ _PRIOR_ROWS = 10.0
 _FEWEST_OF_A_CLASS = 10
 
 
-def value_groups(column: Column) -> np.ndarray:
-    """Groups rows by their value, many numbers by quantiles: [N] int64, -1 where it is missing."""
+def _value_groups(column: Column) -> np.ndarray:
+    # Many numbers are grouped by quantiles; -1 where the value is missing.
     if column.numbers is None or column.distinct <= QUANTILES:
         return column.codes
     edges = np.unique(np.quantile(column.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
@@ -431,7 +431,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
     where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
-    _, groups = np.unique(value_groups(column)[labeled], return_inverse=True)
+    _, groups = np.unique(_value_groups(column)[labeled], return_inverse=True)
     count = int(groups.max(initial=0)) + 1
     odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
     aucs = []
