@@ -191,7 +191,9 @@ def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
     """Turns the report of an InputError in a worker into that InputError, and what a runner says of itself into one."""
     try:
         yield
-    except InputError:
+    except InputError as error:
+        # In this process Beam adds the step to the message.
+        error.args = (str(error).partition(" [while running ")[0],)
         raise
     except Exception as error:
         if (reported := _INPUT_ERROR.search(str(error))) is not None:

@@ -432,7 +432,11 @@ def test_what_is_there_twice_is_refused(tmp_path):
     a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
     example_id = column(table, "example_id")[5]
     twice = f"{a}: example_id {example_id} appears in the predictions 2 times, also in {b}; allowed: each example once"
-    for call in (lambda: evaluate([tmp_path]), lambda: evaluate_difference([a], [tmp_path])):
+    for call in (
+        lambda: evaluate([tmp_path]),
+        lambda: evaluate([tmp_path], ["--runner=FnApiRunner"]),
+        lambda: evaluate_difference([a], [tmp_path]),
+    ):
         with pytest.raises(InputError) as caught:
             call()
         assert str(caught.value) == twice
