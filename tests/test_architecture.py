@@ -38,12 +38,12 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3892,
+    "benchmarks": 3890,
     "benchmarks/studies": 5064,
     "ctr": 1791,
-    "ctr/api": 416,
+    "ctr/api": 409,
     "ctr/config": 780,
-    "ctr/data": 6761,
+    "ctr/data": 6739,
     "ctr/experiments": 2963,
     "ctr/io": 1897,
     "ctr/objective": 1282,
@@ -55,8 +55,8 @@ LINES = {
     "eval": 4658,
     "models": 2053,
     "optim": 7313,
-    "pipelines": 8780,
-    "tests": 54907,
+    "pipelines": 8582,
+    "tests": 54693,
     "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -1,5 +1,5 @@
 """Recorded predictions measured or compared, of any size: begin with ``evaluate`` of ``run.py``.
 
-``rows.py`` reads and checks files of predictions, ``run.py`` combines them, in this process or by Beam (``on_beam.py``),
-and ``command.py`` is ``ctr evaluate``.
+``rows.py`` reads and checks files of predictions, ``run.py`` combines them, here or by Beam (``on_beam.py``), and
+``command.py`` is ``ctr evaluate``.
 """

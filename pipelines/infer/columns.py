@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from ctr.data.ids.arrow import is_text, text_array
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import CASTS, Cast
+from ctr.eval.auc import roc_auc
 from ctr.io.errors import printable
 from ctr.pipelines.tables.convert import parse_numbers
 
@@ -441,12 +442,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
         rows = np.bincount(groups[learned], minlength=count)
         clicks = np.bincount(groups[learned], label[learned], minlength=count)
         shares = (clicks + _PRIOR_ROWS * label[learned].mean()) / (rows + _PRIOR_ROWS)
-        # The AUC of rows scored by their group; equal scores count half.
-        _, levels = np.unique(shares, return_inverse=True)
-        positive = np.bincount(levels[groups[judged]], label[judged], minlength=len(levels))
-        negative = np.bincount(levels[groups[judged]], 1 - label[judged], minlength=len(levels))
-        below = np.cumsum(negative) - negative
-        aucs.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
+        aucs.append(roc_auc(label[judged], shares[groups[judged]]))
     return sum(aucs) / len(aucs)
 
 
