@@ -1,6 +1,6 @@
 """Events a second of ``ctr ingest events``: join, sample, publish, from Parquet files to a published log.
 
-Makes impressions with 26 features of 100,000 buckets each, ids already (Zipf 1.2, four impressions a query), and
+Makes impressions with 26 features of 100,000 buckets each, whole numbers (Zipf 1.2, four impressions a query), and
 clicks on a tenth of them, all arriving up to minutes late, and joins them with the non-clicks sampled to a quarter.
 Beside it, on fewer events, the join as Beam's users write it: dictionaries, `CoGroupByKey` by impression id; and
 what the machine needs to read the events and write the same shards, without a join: no job could be faster. With --raw
@@ -29,7 +29,7 @@ from runner import main
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.parquet_files import parquet_bytes
-from ctr.data.shards import pack_ids, read_shard
+from ctr.data.shards import read_shard
 from ctr.pipelines.events.follow import ingest_events
 
 FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2
@@ -49,7 +49,7 @@ def mapping() -> EventMapping:
     }
     return EventMapping.model_validate(
         {
-            "impressions": {**keys, "query_id": "query_id", "hashed": True},
+            "impressions": {**keys, "query_id": "query_id"},
             "clicks": keys,
             "partition": "1h",
             "click_window": "30m",
@@ -77,7 +77,7 @@ def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) 
             "query_id": number // PER_QUERY,
             "event_time": shown,
             "arrival_time": shown + rng.exponential(10e6, count).astype(np.int64),
-            "ids": pack_ids((rng.zipf(ZIPF, (count, FEATURES)) % (BUCKETS - 1) + 1).astype(np.int32)),
+            **{f"f{number}": rng.zipf(ZIPF, count) % (BUCKETS - 1) + 1 for number in range(FEATURES)},
         }
         clicked = rng.random(count) < CLICK_RATE
         moment = shown[clicked] + 1 + rng.exponential(60e6, clicked.sum()).astype(np.int64)

@@ -1,6 +1,6 @@
 """Seconds from the close of an interval until the trainer has learned from it. Its limit: starts of processes, files.
 
-Three processes: one writes impressions (26 features of 100,000 buckets, ids already) and clicks that happen now, a
+Three processes: one writes impressions (26 features of 100,000 buckets, whole numbers) and clicks that happen now, a
 file of each kind a second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
 --follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have
 passed by the clock on the wall: from then on nobody has to wait for anything but machines.
@@ -23,7 +23,6 @@ import yaml
 from runner import main
 
 from ctr.data.parquet_files import parquet_bytes
-from ctr.data.shards import pack_ids
 from ctr.io.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3
@@ -40,7 +39,7 @@ def mapping() -> dict[str, Any]:
         "impression_id": "impression_id",
     }
     return {
-        "impressions": {**keys, "query_id": "query_id", "hashed": True},
+        "impressions": {**keys, "query_id": "query_id"},
         "clicks": keys,
         "partition": f"{INTERVAL}s",
         "click_window": f"{WINDOW}s",
@@ -62,13 +61,12 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
         now = time.time_ns() // 1000
         shown = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
         ids = np.arange(number, number + len(shown))
-        features = (rng.zipf(1.2, (len(shown), FEATURES)) % (BUCKETS - 1) + 1).astype(np.int32)
         table = {
             "impression_id": ids,
             "query_id": ids // 4,
             "event_time": shown,
             "arrival_time": np.full(len(shown), now),
-            "ids": pack_ids(features),
+            **{f"f{n}": rng.zipf(1.2, len(shown)) % (BUCKETS - 1) + 1 for n in range(FEATURES)},
         }
         clicked = rng.random(len(shown)) < 0.1
         later = shown[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)

@@ -133,35 +133,29 @@ def runs_in_this_process(options: PipelineOptions) -> bool:
     return _short_name(options) in _IN_THIS_PROCESS
 
 
-def make_pipeline(options: PipelineOptions) -> beam.Pipeline:
-    """Makes an empty pipeline. Raises InputError for options that fit no runner, or a job server that does not answer.
-
-    Beam itself would wait for it for minutes.
-    """
-    if _short_name(options) in _ON_A_JOB_SERVER:
-        endpoint = str(options.view_as(PortableOptions).job_endpoint)
-        host, _, port = endpoint.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        except OSError as error:
-            raise InputError(
-                f"--beam-options: no job server at {endpoint}: {error.strerror or error}"
-            ) from None
-    try:
-        return beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--beam-options: {one_line(error)}") from None
-
-
 def run_pipeline(
     options: PipelineOptions, build: Callable[[beam.Pipeline], object], stop: Stop = lambda: None
 ) -> None:
     """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
 
-    Raises InputError: a worker raised one, or the runner cannot start, cannot be reached or has failed.
+    Raises InputError: a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached or
+    has failed.
     """
     with _errors_of_runners(options):
-        pipeline = make_pipeline(options)
+        if _short_name(options) in _ON_A_JOB_SERVER:
+            # Beam itself would wait for it for minutes.
+            endpoint = str(options.view_as(PortableOptions).job_endpoint)
+            host, _, port = endpoint.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+            except OSError as error:
+                raise InputError(
+                    f"--beam-options: no job server at {endpoint}: {error.strerror or error}"
+                ) from None
+        try:
+            pipeline = beam.Pipeline(options=options)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise InputError(f"--beam-options: {one_line(error)}") from None
         build(pipeline)
         _run(pipeline, stop)
 
@@ -197,7 +191,9 @@ def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
     """Turns the report of an InputError in a worker into that InputError, and what a runner says of itself into one."""
     try:
         yield
-    except InputError:
+    except InputError as error:
+        # In this process Beam adds the step to the message.
+        error.args = (str(error).partition(" [while running ")[0],)
         raise
     except Exception as error:
         if (reported := _INPUT_ERROR.search(str(error))) is not None:

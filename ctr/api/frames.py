@@ -16,13 +16,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ctr.eval.arrays import sigmoid
-from ctr.eval.compare import compare, compared_records
-from ctr.eval.prediction_difference import PredictionDifference
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.run_files import COMPARED
-from ctr.io.documents import json_number
 from ctr.io.errors import InputError, did_you_mean, listed
 from ctr.io.files import check_local
+from ctr.pipelines.evaluate.run import JoinedDifference, difference_of
 from ctr.pipelines.tables.input_files import faults_named, open_bytes
 
 LEAST_PROBABILITY = 1e-15  # a prediction nearer to 0 or 1 is taken for this: its logit would not be finite
@@ -205,16 +202,12 @@ def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
         raise InputError(
             f"{b.where} row {row}: label, weight or query is not that of {a.where}; {_SAME_ROWS}"
         )
-    difference, metrics = PredictionDifference(), (a.metrics(), b.metrics())
+    difference, metrics = JoinedDifference(), (a.metrics(), b.metrics())
     difference.update(sigmoid(a.logit), sigmoid(b.logit), a.query_id)
-    estimate = difference.estimate()
-    ends = [json_number(end) for end in estimate.interval()]
-    counts = {"examples": len(a.label), "only_a": 0, "only_b": 0}
     return {
         "baseline": "a",
         "predictions": {"a": [a.where], "b": [b.where]},
+        **difference_of(*metrics, difference),
         "a": a.summary(metrics[0]),
         "b": b.summary(metrics[1]),
-        "prediction_difference": {"value": json_number(estimate.point), "ci95": ends, **counts},
-        "metrics": compared_records(compare(*metrics).loc[list(COMPARED)]),
     }

@@ -71,15 +71,12 @@ class ImpressionSource(EventSource):
         timestamp: when the impression itself was shown. Null: at the query's time.
         weight: a column of weights. Null: every weight is 1.
         derive: new columns by name, as in the mapping of a table.
-        hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose values
-            are already ids, instead of the raw sources of the features.
     """
 
     query_id: Column
     timestamp: Time | None = None
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
-    hashed: bool = False
 
     @property
     def times(self) -> dict[str, Time]:
@@ -157,8 +154,7 @@ class EventMapping(ShortModel):
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, as in the mapping of a table. Not with
-            ``impressions.hashed``, which have no raw values.
+        keep_values: features whose raw values are kept beside the log, as in the mapping of a table.
     """
 
     left_out = ("labels",)
@@ -192,15 +188,6 @@ class EventMapping(ShortModel):
                 f"partition: {self.partition} is less than a thousandth of the windows: "
                 "an event would belong to more than a thousand partitions"
             )
-        if impressions.hashed and impressions.input.type != "parquet":
-            raise ValueError("impressions.hashed: ids as a log packs them require Parquet files")
-        if impressions.hashed and impressions.derive:
-            raise ValueError("impressions.derive: hashed impressions have no raw columns to derive from")
-        for feature in self.features if impressions.hashed else ():
-            if not feature.has_ids:
-                raise ValueError(
-                    f"feature {feature.name}: hashed impressions have ids, and no numbers as values"
-                )
         for name, derived in impressions.derive.items():
             if derived.source in impressions.derive:
                 raise ValueError(f"impressions.derive.{name}: {derived.source} is itself derived")
@@ -211,8 +198,6 @@ class EventMapping(ShortModel):
         for key in ("topic", "arrival"):
             if len({getattr(source, key) is None for source in self.sources.values()}) > 1:
                 raise ValueError(f"{key}: set it for all of {', '.join(self.kinds)}, or for none")
-        if impressions.hashed and self.keep_values:
-            raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
         check_keep_values(self.keep_values, self.features)
         self._check_sampling()
         self._check_histories()
@@ -288,30 +273,23 @@ class EventMapping(ShortModel):
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        impressions, schema = self.impressions, self.feature_schema
-        if impressions.hashed:
-            lists = (name for name in schema.multivalent if name not in schema.histories)
-            features = (*(["ids"] if schema.single_valued else []), *lists)
-        else:
-            sources = (source for source in schema.read_sources if source not in impressions.derive)
-            derived_from = (d.source for d in impressions.derive.values() if not d.of_time)
-            features = (*derived_from, *sources)
-        return tuple(dict.fromkeys((*impressions.key_columns, *features)))
+        derive = self.impressions.derive
+        sources = (source for source in self.feature_schema.read_sources if source not in derive)
+        derived_from = (derived.source for derived in derive.values() if not derived.of_time)
+        return tuple(dict.fromkeys((*self.impressions.key_columns, *derived_from, *sources)))
 
     @property
     def number_sources(self) -> tuple[str, ...]:
-        features = () if self.impressions.hashed else self.features
-        return tuple(dict.fromkeys(f.source for f in features if isinstance(f, Number)))
+        return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
 
     @property
     def vector_sources(self) -> dict[str, Vector]:
-        features = () if self.impressions.hashed else self.features
-        return {f.source: f for f in features if isinstance(f, Vector)}
+        return {f.source: f for f in self.features if isinstance(f, Vector)}
 
     @property
     def list_sources(self) -> dict[str, str | None]:
         """Returns the columns that may hold lists, with the separator of their values."""
-        return {} if self.impressions.hashed else self.feature_schema.list_separators
+        return self.feature_schema.list_separators
 
 
 def load_event_mapping(path: Path) -> EventMapping:

@@ -1,4 +1,5 @@
-"""Recorded predictions measured or compared, of any size, by Beam: begin with ``evaluate`` of ``run.py``.
+"""Recorded predictions measured or compared, of any size: begin with ``evaluate`` of ``run.py``.
 
-``rows.py`` reads and checks files of predictions, ``run.py`` combines them, and ``command.py`` is ``ctr evaluate``.
+``rows.py`` reads and checks files of predictions, ``run.py`` combines them, here or by Beam (``on_beam.py``), and
+``command.py`` is ``ctr evaluate``.
 """

@@ -1,5 +1,6 @@
 """Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ctr.eval.display import (
 )
 from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
+from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
 from ctr.pipelines.processes import quiet_beam
 
 _OF_SLICES = ("predicted / actual clicks", "logloss", "AUC")
@@ -29,15 +31,16 @@ def run_evaluate(
     by_day: bool = False,
 ) -> dict[str, Any]:
     """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
-    with quiet_beam():
-        from ctr.pipelines.beam import split_beam_options
-        from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
+    if against is not None and by_day:
+        raise InputError("--by-day: not with --against; allowed: one set of predictions")
+    options: Sequence[str] = ()
+    with quiet_beam() if beam_options else contextlib.nullcontext():
+        if beam_options:
+            from ctr.pipelines.beam import split_beam_options
 
-        options = split_beam_options(beam_options)
+            options = split_beam_options(beam_options)
         if against is None:
             return evaluate(predictions, options, by_day=by_day)
-        if by_day:
-            raise InputError("--by-day: not with --against; allowed: one set of predictions")
         return evaluate_difference(predictions, against, options)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,83 +100,69 @@ class EventCounts:
         self.damaged += bool(report.damaged)
 
 
-class AbsentColumns:
-    """Columns of the mapping that no JSON object of a kind has had, over all units of a job.
+class RecentReports:
+    """Latest units of a job, those with 100,000 events and at most ``max_units``, by which its rejects are judged.
 
-    A file of a table has its columns in a header, and is refused without one; of objects only all of them show that a
-    name is misspelt. ``optional`` columns of the mapping are left out.
+    Also judges the columns of the mapping that no JSON object of a kind has had, over all units: a file of a table has
+    its columns in a header, and is refused without one; of objects only all of them show that a name is misspelt.
     """
 
-    def __init__(self) -> None:
-        self._events: Counter[Kind] = Counter()
-        self._absent: dict[Kind, list[str]] = {}
-        self._first: dict[Kind, UnitReport] = {}
+    def __init__(
+        self, max_reject_share: float, max_units: float = math.inf, max_events: float = RECENT_EVENTS
+    ) -> None:
+        self._max_reject_share, self._max_units, self._max_events = max_reject_share, max_units, max_events
+        self._reports: deque[UnitReport] = deque()
+        self._events = 0
+        self._all_events: Counter[Kind] = Counter()
+        self._absent: dict[
+            Kind, tuple[UnitReport, list[str]]
+        ] = {}  # by kind: its first unit, and the columns
 
     def add(self, report: UnitReport) -> None:
         if report.good + report.late:
             absent = report.absent or []
-            before = self._absent.get(report.kind, absent)
-            self._absent[report.kind] = [name for name in before if name in absent]
-            self._events[report.kind] += report.good + report.late
-            self._first.setdefault(report.kind, report)
-
-    def check(self, at_least: int = 1) -> None:
-        """Raises InputError for a kind with ``at_least`` so many events."""
-        for kind, names in self._absent.items():
-            if names and self._events[kind] >= at_least:
-                first = self._first[kind]
-                raise InputError(
-                    f"{first.name}: no column {', '.join(names)} in any line, nor in those of the files after it; the "
-                    f"columns found are also {', '.join(first.unused) or 'none'}; what may be missing is listed in "
-                    f"{kind}.input.optional of the mapping"
-                )
-
-
-def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
-    """Raises InputError when more than the allowed share of the events, if ``at_least`` so many, was rejected."""
-    events = sum(report.events for report in reports)
-    rejected = sum(report.rejected for report in reports)
-    if events < at_least or rejected <= max_share * events:
-        return
-    reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
-    rejects = ((report.name, reject) for report in reports for reject in report.rejects)
-    name, first = next(pair for pair in rejects if f"{pair[1].key}: {pair[1].reason}" == reason)
-    raise InputError(
-        f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
-        f"({most} described, first {name} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
-    )
-
-
-class RecentReports:
-    """Latest units of an endless job, 100,000 events and at most ``max_units``, by which its rejects are judged."""
-
-    def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
-        self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf
-        self._reports: deque[UnitReport] = deque()
-        self._events = 0
-        self._absent = AbsentColumns()
-
-    def add(self, report: UnitReport) -> None:
-        self._absent.add(report)
+            first, before = self._absent.get(report.kind, (report, absent))
+            self._absent[report.kind] = first, [name for name in before if name in absent]
+            self._all_events[report.kind] += report.good + report.late
         self._reports.append(report)
         self._events += report.events
-        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > self._max_units:
+        while (
+            self._events - self._reports[0].events >= self._max_events or len(self._reports) > self._max_units
+        ):
             self._events -= self._reports.popleft().events
 
-    def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
-        check_rejects(self._reports, self._max_reject_share, at_least)
+    def check(self, at_least: int = ENOUGH_EVENTS) -> None:
+        """Raises InputError for too many rejects, damaged files, or an absent column, of ``at_least`` so many events.
 
-    def check_columns(self, at_least: int = ENOUGH_EVENTS) -> None:
-        self._absent.check(at_least)
-
-    def check_damaged(self) -> None:
-        """Raises InputError when most of several units could not be read: the mapping or the disk is at fault."""
+        When most of several units could not be read, the mapping or the disk is at fault.
+        """
         damaged = [report for report in self._reports if report.damaged]
         if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(self._reports):
             raise InputError(
                 f"{len(damaged)} of the latest {len(self._reports)} files could not be read, the last one because of "
                 f"{damaged[-1].damaged}"
             )
+        self._check_rejects(at_least)
+        for kind, (first, names) in self._absent.items():
+            if names and self._all_events[kind] >= at_least:
+                raise InputError(
+                    f"{first.name}: no column {', '.join(names)} in any line, nor in those of the files after it; the "
+                    f"columns found are also {', '.join(first.unused) or 'none'}; what may be missing is listed in "
+                    f"{kind}.input.optional of the mapping"
+                )
+
+    def _check_rejects(self, at_least: int) -> None:
+        events, rejected = self._events, sum(report.rejected for report in self._reports)
+        if events < at_least or rejected <= self._max_reject_share * events:
+            return
+        rejects = [(report.name, reject) for report in self._reports for reject in report.rejects]
+        reason, most = next(iter(reject_reasons(reject for _, reject in rejects).items()))
+        name, first = next(pair for pair in rejects if f"{pair[1].key}: {pair[1].reason}" == reason)
+        raise InputError(
+            f"{rejected} of {events} events rejected, more than the allowed share of {self._max_reject_share:g}; most "
+            f"often {reason} ({most} described, first {name} row {first.row}, value {first.value!r}; allowed: "
+            f"{first.allowed})"
+        )
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:

@@ -71,12 +71,11 @@ def _run_batch(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, 
 def _run_watch(
     options: EventOptions, mapping: EventMapping, settings: FollowSettings
 ) -> tuple[dict[str, Any], str]:
-    from ctr.pipelines.events.follow import WatchSettings, watch_events
+    from ctr.pipelines.events.follow import watch_events
 
-    watched = WatchSettings(**vars(settings), max_reject_share=options.max_reject_share)
     with stop_signals() as stop:
         progress = watch_events(
-            mapping, options.inputs, options.out, watched, lambda: stop() is not None, _report_progress
+            mapping, options.inputs, options.out, settings, lambda: stop() is not None, _report_progress
         )
     return dataclasses.asdict(progress), _progress_text(progress)
 

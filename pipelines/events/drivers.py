@@ -19,6 +19,7 @@ class FollowSettings:
     # be longer than the time between two files. None: each kind is waited for as long as it takes.
     idle_seconds: float | None = None
     drain: bool = False  # whether to end when there is no new file, with every partition published
+    max_reject_share: float = 0.01  # of the latest events; more of them end the job
 
     def __post_init__(self) -> None:
         for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
@@ -98,6 +99,9 @@ def choose_settings(options: EventOptions) -> FollowSettings | KafkaSettings | N
             raise InputError(f"{flag} requires --kafka")
     if not (options.follow or options.stream):
         return None
-    seconds = {"poll_seconds": options.poll, "idle_seconds": options.idle_timeout}
-    intervals = {name: value for name, value in seconds.items() if value is not None}
-    return FollowSettings(**intervals, drain=options.drain)
+    return FollowSettings(
+        poll_seconds=0.5 if options.poll is None else options.poll,
+        idle_seconds=options.idle_timeout,
+        drain=options.drain,
+        max_reject_share=options.max_reject_share,
+    )

@@ -19,9 +19,10 @@ that may still be needed.
 
 import hashlib
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,13 +38,11 @@ from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import hold, make_folder, remove_temporaries
 from ctr.pipelines.events.accounts import (
-    AbsentColumns,
     EventCounts,
     RecentReports,
     UnitReport,
     arrivals_reached,
     check_conservation,
-    check_rejects,
     sum_counters,
     write_rejects,
 )
@@ -65,7 +64,6 @@ from ctr.pipelines.events.read import (
     Version,
     find_events,
     looked_for,
-    no_events_error,
     read_unit,
     split_units,
 )
@@ -86,25 +84,14 @@ def unit_digest(unit: Unit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _report_path(spool: Path, unit: Unit) -> Path:
-    return spool / "units" / f"{unit_digest(unit)}.json"
-
-
-def read_report(spool: Path, unit: Unit) -> UnitReport | None:
-    """Reads the report of a unit; None if it was not read to its end."""
-    path = _report_path(spool, unit)
-    return _read_report(path) if path.exists() else None
-
-
-def list_reports(spool: Path) -> list[UnitReport]:
-    """Reads the reports of all units that were ever read."""
-    return [_read_report(path) for path in sorted((spool / "units").glob("*.json"))]
-
-
-def _read_report(path: Path) -> UnitReport:
-    content = json.loads(read_state_file(path, _REMEDY).to_pybytes())
-    rejects = [Reject(**reject) for reject in content.pop("rejects")]
-    return UnitReport(**content, rejects=rejects)
+def list_reports(spool: Path, name: str = "*") -> list[UnitReport]:
+    """Reads the reports of all units that were ever read, or of the unit with the digest ``name``."""
+    reports = []
+    for path in sorted((spool / "units").glob(f"{name}.json")):
+        content = json.loads(read_state_file(path, _REMEDY).to_pybytes())
+        rejects = [Reject(**reject) for reject in content.pop("rejects")]
+        reports.append(UnitReport(**content, rejects=rejects))
+    return reports
 
 
 def list_starts(spool: Path) -> list[int]:
@@ -173,13 +160,6 @@ class EventsResult:
     seconds: dict[str, float]  # of each stage
 
 
-@dataclass(frozen=True)
-class WatchSettings(FollowSettings):
-    """Settings of a watch."""
-
-    max_reject_share: float = 0.01  # of the latest events; more of them end the job
-
-
 @dataclass
 class Progress:
     """Work of a watch so far, also before this process."""
@@ -208,23 +188,19 @@ def ingest_events(
     mapping = with_pinned_teacher(mapping, log)
     files = find_events(mapping, folders)
     if not files:
-        raise no_events_error(mapping, folders)
+        looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
+        raise InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
     if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
     begin_log(log, mapping)
     seconds: dict[str, float] = {}
     with spill_folder(log) as spool:
-        job = _Job(mapping, log, spool, _BATCH_THREADS)
-        reports = job.read(units, keep_going=False)
+        job = _Job(mapping, log, spool, RecentReports(max_reject_share, max_events=math.inf), _BATCH_THREADS)
+        job.read(units, keep_going=False)
         seconds["spool"] = time.perf_counter() - begun
-        write_rejects(log, reports)
-        check_rejects(reports, max_reject_share)
-        columns = AbsentColumns()
-        for report in reports:
-            columns.add(report)
-        columns.check()
-        job.progress.clock_us = job.drained_clock(arrivals_reached(reports, dict.fromkeys(mapping.kinds, -1)))
+        job.reports.check(at_least=1)
+        job.progress.clock_us = job.drained_clock()
         published = job.publish()
         left = job.open_starts()
         pending = count_impressions(spool, left)
@@ -262,7 +238,7 @@ def watch_events(
     mapping: EventMapping,
     folders: Sequence[Path],
     log: Path,
-    settings: WatchSettings,
+    settings: FollowSettings,
     stop: Callable[[], bool],
     report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
@@ -275,12 +251,12 @@ def watch_events(
     begin_log(log, mapping)
     make_folder(log / SPOOL)
     with hold(log / SPOOL, f"{log}: another process publishes events there"):
-        job = _Job(mapping, log, log / SPOOL)
+        job = _Job(mapping, log, log / SPOOL, RecentReports(settings.max_reject_share, _RECENT_FILES))
         watch = _Watch(job, EventFolders(mapping, folders, settings), settings)
         while not stop():
             new = watch.new_units()
             if new:
-                watch.count(job.read(new, keep_going=True))
+                watch.read(new)
             watch.move_clock(drained=settings.drain and not new)
             report(job.progress, job.publish())
             if settings.drain and not new:
@@ -294,8 +270,12 @@ def watch_events(
 class _Job:
     """Rounds of a batch or a watch over a spool."""
 
-    def __init__(self, mapping: EventMapping, log: Path, spool: Path, threads: int = 1) -> None:
+    def __init__(
+        self, mapping: EventMapping, log: Path, spool: Path, reports: RecentReports, threads: int = 1
+    ) -> None:
         self.mapping, self.log, self.spool, self._threads = mapping, log, spool, threads
+        self.reports = reports
+        self.arrived: dict[Kind, int] = dict.fromkeys(mapping.kinds, -1)
         self.rules = partition_rules(mapping)
         self.progress = Progress(EventCounts.of(mapping.labels))
         self.last_published = -1  # the start of that partition
@@ -309,9 +289,16 @@ class _Job:
         """
         with ThreadPoolExecutor(self._threads) as pool:
             reports = list(pool.map(lambda unit: self._spool(unit, keep_going), units))
+        self.add(reports, reports)
+        return reports
+
+    def add(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
+        """Counts units that are in the spool, and describes the rejects of some."""
         for report in reports:
             self.progress.counts.add(report)
-        return reports
+            self.reports.add(report)
+        self.arrived = arrivals_reached(reports, self.arrived)
+        write_rejects(self.log, described)
 
     def _spool(self, unit: Unit, keep_going: bool) -> UnitReport:
         """Stores the events of a unit in the spool by partition, and at its end its report."""
@@ -322,20 +309,21 @@ class _Job:
                 name = f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
                 path = self.spool / "segments" / f"{start:019d}" / name
                 write_state_tables(path, table.schema, [table])
-        write_state_file(_report_path(self.spool, unit), json.dumps(asdict(report)).encode())
+        path = self.spool / "units" / f"{unit_digest(unit)}.json"
+        write_state_file(path, json.dumps(asdict(report)).encode())
         return report
 
     def _stage(self, start: int) -> bytes:
         return stage_events(self.log, self.mapping, start, read_partition(self.spool, self.rules, start))
 
-    def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
+    def drained_clock(self) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
         One that begins more than a year and the windows after what impressions and clicks have reached stays open: the
         clocks of its few events are wrong, and a log that ends with it could not go on. A label may have no event for
         longer.
         """
-        reached = [arrived[kind] for kind in (IMPRESSIONS, CLICKS) if arrived[kind] >= 0]
+        reached = [self.arrived[kind] for kind in (IMPRESSIONS, CLICKS) if self.arrived[kind] >= 0]
         last = min(reached, default=-1) + FAR_US + self.rules.lookback
         starts = (start for start in list_starts(self.spool) if start <= last)
         return max((int(self.rules.closes_at(start)) for start in starts), default=-1)
@@ -381,14 +369,12 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
 
 
 class _Watch:
-    """State of a watch beside its job: the files that were read, and the latest arrival of each kind."""
+    """State of a watch beside its job: the files that were read, and when the last one of each kind was seen."""
 
-    def __init__(self, job: _Job, folders: EventFolders, settings: WatchSettings) -> None:
+    def __init__(self, job: _Job, folders: EventFolders, settings: FollowSettings) -> None:
         self._job, self._folders, self._settings = job, folders, settings
         self._versions: dict[tuple[Kind, str], Version] = {}
         self._changed: set[tuple[Kind, str]] = set()
-        self._recent = RecentReports(settings.max_reject_share, _RECENT_FILES)
-        self._arrived: dict[Kind, int] = dict.fromkeys(job.mapping.kinds, -1)
         self._seen: dict[Kind, float] = dict.fromkeys(job.mapping.kinds, time.monotonic())
         job.last_published = last_published(job.log)
         self._restore(job.log, job.spool)
@@ -408,27 +394,20 @@ class _Watch:
         for folder in ("manifests", "shards", VALUES, UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
             remove_temporaries(log / folder)
         reports = sorted(list_reports(spool), key=lambda report: report.modified_ns)
-        for report in reports:
-            self._job.progress.counts.add(report)
         # A process may have been killed between a report and the description of its rejects.
-        self._add_reports(reports, [report for report in reports if report.rejected or report.damaged])
+        self._job.add(reports, [report for report in reports if report.rejected or report.damaged])
+        self._check(reports)
 
-    def _add_reports(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
-        """Describes the rejects of some units, and checks that there are not too many."""
+    def _check(self, reports: Sequence[UnitReport]) -> None:
         for report in reports:
             self._versions[report.kind, report.name] = Version(report.size, report.modified_ns)
-            self._recent.add(report)
-        self._arrived = arrivals_reached(reports, self._arrived)
-        write_rejects(self._job.log, described)
-        self._recent.check_damaged()
-        self._recent.check_rejects()
-        self._recent.check_columns()
+        self._job.reports.check()
 
     def new_units(self) -> list[Unit]:
         """Returns the next files to read, some at a time; of each kind those that arrived first."""
         unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
         units: list[Unit] = []
-        for kind in self._arrived:
+        for kind in self._seen:
             of_kind = [unit for unit in unread if unit.kind == kind]
             files, unsettled = self._folders.complete_files(kind, of_kind)
             if unsettled:
@@ -444,39 +423,37 @@ class _Watch:
         if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
             # What was added to a file is not read; that is among the rejects.
             self._changed.add(key)
-            if (report := read_report(self._job.spool, unit)) is not None:
-                write_rejects(self._job.log, [replace(report, damaged=_CHANGED)])
+            reports = list_reports(self._job.spool, unit_digest(unit))
+            write_rejects(self._job.log, [replace(report, damaged=_CHANGED) for report in reports])
         return True
 
-    def count(self, reports: Sequence[UnitReport]) -> None:
-        """Counts units that are in the spool now; InputError for too many rejects."""
-        for report in reports:
-            self._seen[report.kind] = time.monotonic()
-        self._add_reports(reports, reports)
+    def read(self, units: Sequence[Unit]) -> None:
+        """Stores the events of units in the spool; InputError for too many rejects."""
+        reports = self._job.read(units, keep_going=True)
+        self._seen |= {report.kind: time.monotonic() for report in reports}
+        self._check(reports)
 
     def move_clock(self, drained: bool) -> None:
         """Moves the clock to the arrival that every kind but the idle ones has reached."""
         now = time.monotonic()
         limit = self._settings.idle_seconds
         idle = {kind: limit is not None and now - seen > limit for kind, seen in self._seen.items()}
-        reached = [arrival for kind, arrival in self._arrived.items() if not idle[kind]]
+        reached = [arrival for kind, arrival in self._job.arrived.items() if not idle[kind]]
         if drained:
-            self._recent.check_columns(at_least=1)
-            clock = self._job.drained_clock(self._arrived)
+            self._job.reports.check(at_least=1)
+            clock = self._job.drained_clock()
         elif reached:
             clock = min(reached) - self._job.rules.overlap
         else:
             since = now - max(self._seen.values())
-            clock = max(self._arrived.values()) + round(since * 1e6)
+            clock = max(self._job.arrived.values()) + round(since * 1e6)
         if clock > self._job.progress.clock_us:
             self._job.progress.clock_us = clock
             # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
             write_state_file(self._job.spool / CLOCK, json.dumps({"clock_us": clock}).encode())
 
     def finish(self) -> None:
-        """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""
+        """Checks that every impression ever read is accounted for."""
         job = self._job
         job.progress.pending = count_impressions(job.spool, job.open_starts())
         check_conservation(job.progress.counts, sum_counters(read_manifests(job.log)), job.progress.pending)
-        if self._settings.drain:
-            self._recent.check_rejects(at_least=1)

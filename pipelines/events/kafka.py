@@ -43,7 +43,7 @@ def kafka_options(settings: Sequence[str]) -> dict[str, str]:
 class EventsInKafka(beam.PTransform[Any, Any]):
     """Records of a mapping's topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
-    Raises InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
+    Raises InputError: a mapping without topics, or a setting of the consumer that is no pair.
     """
 
     def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:
@@ -52,9 +52,6 @@ class EventsInKafka(beam.PTransform[Any, Any]):
             raise InputError(
                 f"mapping: topic: required for all of {', '.join(mapping.kinds)} to read from Kafka"
             )
-        if mapping.impressions.hashed:
-            fault = "records are JSON objects, hashed impressions are Parquet"
-            raise InputError(f"mapping: impressions.hashed: {fault}")
         self._mapping, self._since_us = mapping, since_us
         self._expansion_service = settings.expansion_service
         self._consumer = {

@@ -72,7 +72,12 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
             raise InputError(f"events {folder}: no such folder")
         for kind in mapping.kinds:
             patterns = _patterns(mapping, kind)
-            for path in _files(folder, patterns):
+            try:
+                paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+            except (NotImplementedError, ValueError) as error:
+                # What Path.glob raises for an absolute pattern, and for an empty one.
+                raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
+            for path in paths:
                 name = path.relative_to(folder).as_posix()
                 if path.name.startswith(".") or path.name.endswith(".tmp"):
                     continue
@@ -84,12 +89,6 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     return sorted(units.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
 
-def no_events_error(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
-    """Returns the error for folders without files of events, with the places that were searched."""
-    looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
-    return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
-
-
 def looked_for(mapping: EventMapping, folders: Sequence[Path], kind: Kind) -> list[str]:
     """Lists the folders and patterns of a kind's files."""
     return [f"{folder}/{pattern}" for folder in folders for pattern in _patterns(mapping, kind)]
@@ -99,14 +98,6 @@ def _patterns(mapping: EventMapping, kind: Kind) -> tuple[str, ...]:
     form = mapping.sources[kind].input
     patterns = input_patterns(form)
     return patterns if form.pattern is not None else tuple(f"{kind}/{pattern}" for pattern in patterns)
-
-
-def _files(folder: Path, patterns: Sequence[str]) -> set[Path]:
-    try:
-        return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    except (NotImplementedError, ValueError) as error:
-        # What Path.glob raises for an absolute pattern, and for an empty one.
-        raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:

@@ -137,7 +137,8 @@ class PublishStream(beam.PTransform[Any, Any]):
             self._write_counts((routed[_READ], staged[_READ]))
         return (
             staged.staged
-            | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
+            | "To one worker"
+            >> beam.Map(lambda staged: (b"", staged)).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.ParDo(_Publish(mapping, log))
         )
@@ -159,10 +160,6 @@ class PublishStream(beam.PTransform[Any, Any]):
 
 def _write_counts(element: tuple[bytes, Iterable[tuple[int, int]]], path: Path) -> None:
     write_atomic_bytes(path, json.dumps(dict(element[1])).encode())
-
-
-def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
-    return b"", staged
 
 
 @beam.typehints.with_output_types(int)
@@ -196,12 +193,11 @@ class _Route(beam.DoFn):
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
         routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
         self._recent.add(report)
-        self._recent.check_columns()
         if report.rejected:
             content = describe_rejects(report)
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
             write_atomic_bytes(self._log / "rejects" / name, content)
-            self._recent.check_rejects()
+        self._recent.check()
         if element.kind == IMPRESSIONS:
             for start, table in routed.items():
                 if start > self._last:
@@ -253,13 +249,8 @@ def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> 
     """Makes the elements of events that ``route_chunk`` has split, for all partitions that need them."""
     for start, table in routed.items():
         yield start, (kind, _to_bytes(table))
-    if kind == IMPRESSIONS:
-        yield from _earlier(rules, routed)
-
-
-def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    # Yields ids and times for later partitions that may have clicks on these impressions.
-    for table in routed.values():
+    # Ids and times for later partitions that may have clicks on these impressions.
+    for table in routed.values() if kind == IMPRESSIONS else ():
         candidates = table.select(EARLIER_SCHEMA.names)
         times = candidates.column("query_time").to_numpy()
         begins = rules.start_of(times)

@@ -24,8 +24,7 @@ from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.ids.arrow import is_text
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
-from ctr.data.reader import FAULTS, rows_of_table
-from ctr.data.schema import MISSING_ID, label_column
+from ctr.data.schema import label_column
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
@@ -113,8 +112,7 @@ def _prepare(
         "metric_weight": weight,
         **{label_column(name): np.zeros(len(ids), np.int8) for name in mapping.labels},
     }
-    pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
-    table = pack(mapping, keys, columns, verdict)
+    table = _pack(mapping, keys, columns, verdict)
     table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
     return table, verdict.rejects
 
@@ -178,9 +176,7 @@ def _read_times(
     return times
 
 
-def _pack_raw(
-    mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> pa.Table:
+def _pack(mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict) -> pa.Table:
     schema = mapping.feature_schema
     add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
     check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
@@ -189,60 +185,6 @@ def _pack_raw(
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     names = tuple(value_columns(schema, mapping.keep_values))
     return pack_table(schema, tables[0], tables[1], names)
-
-
-def _pack_hashed(
-    mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
-) -> pa.Table:
-    """Packs columns of ids: their types must match a shard's, and each id its feature's range."""
-    schema = mapping.feature_schema
-    target, histories = shard_schema(schema), schema.histories
-    arrays = []
-    for field in target:
-        if field.name in histories:
-            # Filled when the partition is published.
-            arrays.append(pa.array([[]] * len(verdict.good), field.type))
-            continue
-        is_key = field.name in keys
-        column = pa.array(keys[field.name]) if is_key else _whole_lists(field, columns[field.name], verdict)
-        if not is_key and column.null_count:
-            missing = column.is_null().to_numpy(zero_copy_only=False)
-            verdict.refuse(missing, field.name, "missing", column, "ids")
-            nothing = [] if pa.types.is_list(field.type) else bytes(field.type.byte_width)
-            column = pc.fill_null(column, pa.scalar(nothing, field.type))
-        try:
-            # Values beyond the type are refused by now; what stands under a refused row is of no account.
-            arrays.append(column.cast(field.type, safe=is_key))
-        except pa.ArrowException as error:
-            raise InputError(
-                f"the column {field.name} is of type {column.type}; hashed impressions have {field.type}: {error}"
-            ) from None
-    table = pa.table(arrays, schema=target)
-    fault = rows_of_table(table, schema, 0).fault
-    names = pa.array([FAULTS[code] for code in fault]) if fault.any() else pa.nulls(len(fault))
-    verdict.refuse(fault > 0, "features", "not ids", names, "ids from 0 to below the feature's buckets")
-    return table if verdict.good.all() else table.filter(pa.array(verdict.good))
-
-
-def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """Nulls each list with a missing item or an invalid id, and types a column of nulls."""
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), field.type)
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if not (is_list and pa.types.is_list(field.type)):
-        return column
-    bad = np.zeros(len(column), bool)
-    items = column.flatten()
-    wrong = items.is_null().to_numpy(zero_copy_only=False)
-    if pa.types.is_integer(items.type):
-        limits = np.iinfo(field.type.value_type.to_pandas_dtype())
-        # In a log with ids that grow, ids of features with buckets are checked with the rows.
-        lowest = limits.min if limits.bits == 64 else MISSING_ID
-        numbers = pc.fill_null(items, 0).to_numpy(zero_copy_only=False)
-        wrong |= (numbers < lowest) | (numbers > limits.max)
-    bad[column.value_parent_indices().to_numpy()[wrong]] = True
-    verdict.refuse(bad, field.name, "not ids", column, "ids")
-    return column if not bad.any() else pc.if_else(pa.array(bad), None, column)
 
 
 def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from ctr.data.ids.arrow import is_text, text_array
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import CASTS, Cast
+from ctr.eval.auc import roc_auc
 from ctr.io.errors import printable
 from ctr.pipelines.tables.convert import parse_numbers
 
@@ -240,11 +241,6 @@ def split_items(text: str, separator: str, strip: str) -> list[str]:
     return [item for part in parts if (item := part.strip(strip) if strip else part)]
 
 
-def _find_brackets(texts: Sequence[str]) -> str:
-    ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
-    return next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), "")
-
-
 def _is_vector(column: Column, texts: Sequence[str]) -> bool:
     """Returns whether the values are lists of numbers with fractions."""
     if column.is_list and pa.types.is_floating(column.array.type.value_type):
@@ -257,18 +253,20 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
     """Finds the separator of lists, and what stands around their items; None where distinct texts hold no lists."""
-    if brackets := _find_brackets(texts):
-        strip = brackets + "'\" "
-        written = [_written_items(text.strip()[1:-1]) for text in texts]
-        if not any(written):
-            return None
-        # The first mark of the best fit.
-        fits = [
-            sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
-            for mark in _BRACKETED_MARKS
-        ]
-        return _BRACKETED_MARKS[int(np.argmax(fits))], strip
-    return next(((mark, "") for mark in _MARKS if _is_separator(texts, counts, mark)), None)
+    ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
+    brackets = next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), None)
+    if brackets is None:
+        return next(((mark, "") for mark in _MARKS if _is_separator(texts, counts, mark)), None)
+    strip = brackets + "'\" "
+    written = [_written_items(text.strip()[1:-1]) for text in texts]
+    if not any(written):
+        return None
+    # The first mark of the best fit.
+    fits = [
+        sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
+        for mark in _BRACKETED_MARKS
+    ]
+    return _BRACKETED_MARKS[int(np.argmax(fits))], strip
 
 
 def _written_items(content: str) -> list[str]:
@@ -416,8 +414,8 @@ _PRIOR_ROWS = 10.0
 _FEWEST_OF_A_CLASS = 10
 
 
-def value_groups(column: Column) -> np.ndarray:
-    """Groups rows by their value, many numbers by quantiles: [N] int64, -1 where it is missing."""
+def _value_groups(column: Column) -> np.ndarray:
+    # Many numbers are grouped by quantiles; -1 where the value is missing.
     if column.numbers is None or column.distinct <= QUANTILES:
         return column.codes
     edges = np.unique(np.quantile(column.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
@@ -434,7 +432,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
     where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
-    _, groups = np.unique(value_groups(column)[labeled], return_inverse=True)
+    _, groups = np.unique(_value_groups(column)[labeled], return_inverse=True)
     count = int(groups.max(initial=0)) + 1
     odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
     aucs = []
@@ -444,12 +442,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
         rows = np.bincount(groups[learned], minlength=count)
         clicks = np.bincount(groups[learned], label[learned], minlength=count)
         shares = (clicks + _PRIOR_ROWS * label[learned].mean()) / (rows + _PRIOR_ROWS)
-        # The AUC of rows scored by their group; equal scores count half.
-        _, levels = np.unique(shares, return_inverse=True)
-        positive = np.bincount(levels[groups[judged]], label[judged], minlength=len(levels))
-        negative = np.bincount(levels[groups[judged]], 1 - label[judged], minlength=len(levels))
-        below = np.cumsum(negative) - negative
-        aucs.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
+        aucs.append(roc_auc(label[judged], shares[groups[judged]]))
     return sum(aucs) / len(aucs)
 
 

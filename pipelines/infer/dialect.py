@@ -164,10 +164,10 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     lines = whole.split("\n")[:_LINES]
     # Names may hold what looks like a rule.
     wanted = {label, re.split(r"\s*(?:>=|<=|==|!=|>|<)", label)[0]} - {""} if label is not None else set()
-    layout = _labeled_header(lines, wanted)
-    is_numbered = layout is None and any(map(_NUMBERED.fullmatch, wanted))
-    layout = layout or _consistent_header(lines)
-    if layout is None or not (wanted & set(layout[2]) or is_numbered):
+    layout = _find_header(lines, wanted)
+    has_label = layout is not None and bool(wanted & set(layout[2]))
+    is_numbered = not has_label and any(map(_NUMBERED.fullmatch, wanted))
+    if layout is None or not (has_label or is_numbered):
         # Nothing says that this is a table with the label: it may be of another format.
         _check_foreign(path, lines, layout is not None)
     if layout is None:
@@ -180,7 +180,8 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter
-    if delimiter == "\t" and _has_quoted(lines, delimiter):
+    fields = [field for line in lines for field in line.split("\t")] if delimiter == "\t" else []
+    if any(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
         content["quoting"] = True
     if skipped:
         content["skip_lines"] = skipped
@@ -194,22 +195,18 @@ def _fields(line: str, delimiter: str) -> list[str]:
     return rows[0] if rows else []
 
 
-_Header = tuple[int, str, list[str]]  # the number of lines before it, the delimiter, and its fields
+def _find_header(lines: Sequence[str], wanted: set[str]) -> tuple[int, str, list[str]] | None:
+    """Finds the header: the number of lines before it, which are comments or titles, the delimiter, and its fields.
 
-
-def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
-    """Finds the first line with the label among its fields; earlier lines are comments or titles."""
+    It is the first line with the label among its fields; without one, the first line of several fields by the delimiter
+    with the most fields, nearly as many in all lines.
+    """
     for index, line in enumerate(lines[: _MOST_SKIPPED + 1]):
         for delimiter in _DELIMITERS:
             fields = _fields(line, delimiter)
             if len(fields) > 1 and wanted & set(fields):
                 return index, delimiter, fields
-    return None
-
-
-def _consistent_header(lines: Sequence[str]) -> _Header | None:
-    """Finds the first line of several fields, by the delimiter with the most fields, nearly as many in all lines."""
-    best: _Header | None = None
+    best: tuple[int, str, list[str]] | None = None
     looked = [(index, line) for index, line in enumerate(lines) if line.strip() and not line.startswith("#")]
     text = "\n".join(line for _, line in looked)
     for delimiter in _DELIMITERS:
@@ -221,11 +218,6 @@ def _consistent_header(lines: Sequence[str]) -> _Header | None:
             index = next(index for index, line in looked if len(_fields(line, delimiter)) > 1)
             best = index, delimiter, rows[0]
     return best
-
-
-def _has_quoted(lines: Sequence[str], delimiter: str) -> bool:
-    fields = [field for line in lines for field in line.split(delimiter)]
-    return any(len(field) > 1 and field[0] == field[-1] == '"' for field in fields)
 
 
 def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
@@ -424,11 +416,7 @@ def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
     for file in files:
         with faults_named(file.path):
             schema = pq.read_schema(file.path)
-        faults |= {
-            name: f"it is of type {kind}"
-            for name, kind in zip(schema.names, schema.types, strict=True)
-            if not _is_read(kind)
-        }
+        faults |= {field.name: f"it is of type {field.type}" for field in schema if not _is_read(field.type)}
     return faults
 
 

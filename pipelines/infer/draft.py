@@ -25,6 +25,7 @@ from ctr.pipelines.infer.columns import (
     feature_name,
     find_nulls,
     not_used,
+    percent,
     profile_column,
     strongest_columns,
 )
@@ -122,7 +123,9 @@ def _decide_roles(
     """Returns the columns that have a role, by their names; InputError where a column has two."""
     value = f"{label.rule.value:g}" if isinstance(label.rule.value, float) else repr(label.rule.value)
     role = "label" if label.rule.op is None else f"label {label.rule.op} {value}"
-    chosen = [("--label", label.rule.column, Decision(role, f"given by --label; {label.percent} positive"))]
+    chosen = [
+        ("--label", label.rule.column, Decision(role, f"given by --label; {percent(label.share)} positive"))
+    ]
     if time is not None and time.time.column is not None:
         lost = f"; {count_rows(time.bad)} have no readable time and become rejects" if time.bad.any() else ""
         chosen.append(

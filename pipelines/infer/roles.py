@@ -76,10 +76,6 @@ class LabelColumn:
     def share(self) -> float:
         return float(self.values[self.labeled].mean()) if self.labeled.any() else 0.0
 
-    @property
-    def percent(self) -> str:
-        return percent(self.share)
-
 
 @dataclass(frozen=True)
 class TimeColumn:
@@ -183,7 +179,7 @@ def label_rules(column: Column) -> list[tuple[str, str]]:
     choices = []
     for op, value in rules:
         rule = Label.model_validate(f"x{op}{value}").model_copy(update={"column": column.name})
-        choices.append((f"{column.name}{op}{value}", f"{_label_of(column, rule).percent} positive"))
+        choices.append((f"{column.name}{op}{value}", f"{percent(_label_of(column, rule).share)} positive"))
     return choices
 
 
@@ -196,7 +192,7 @@ def label_choices(columns: Columns) -> list[tuple[str, str]]:
     for name, column in columns.items():
         if (rule := plain_label(column)) is not None:
             what = "times, none in other rows" if rule.value == "" else " and ".join(sorted(column.texts))
-            choices.append((name, f"{what}; {_label_of(column, rule).percent} positive"))
+            choices.append((name, f"{what}; {percent(_label_of(column, rule).share)} positive"))
     return choices or [rules[0] for column in columns.values() if (rules := label_rules(column))]
 
 

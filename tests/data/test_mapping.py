@@ -84,11 +84,6 @@ def test_columns_are_those_that_the_mapping_names():
     events = parse_model(EventMapping, EVENTS, "test")
     assert events.raw_columns == ("at", "id", "query", "user")
     assert events.windows_us == {"clicks": (1_800_000_000, 1_800_000_000)}
-    # Hashed impressions have the columns of a shard.
-    tags = {"name": "tags", "kind": "category", "source": "tags", "multivalent": True}
-    hashed = {**EVENTS["impressions"], "input": {"type": "parquet"}, "weight": "w", "hashed": True}
-    content = {**EVENTS, "impressions": hashed, "features": [*EVENTS["features"], tags]}
-    assert parse_model(EventMapping, content, "test").raw_columns == ("at", "id", "query", "w", "ids", "tags")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,6 @@ def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
             "arrival: set it for all of impressions, clicks",
         ),
         ("clicks.topic", "clicks", "topic: set it for all of impressions, clicks, or for none"),
-        ("impressions.hashed", True, "require Parquet"),
         ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
         ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
         (

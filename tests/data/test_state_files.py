@@ -11,7 +11,8 @@ from ctr.cli import main
 from ctr.data.log import read_manifests
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.errors import InputError
-from ctr.pipelines.events.follow import WatchSettings, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import watch_events
 
 DAY = 86_400
 FIRST = 1_600_041_600
@@ -55,7 +56,7 @@ def make_followed_log(folder):
     (folder / "events.yaml").write_text(json.dumps(event_files.content(features=COLORS)))
     events, log = event_files.encode_files(event_files.draw_events(60), 3), folder / "followed"
     event_files.write_files(folder / "events", events[:4])
-    settings, rounds = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1), iter(range(3))
+    settings, rounds = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1), iter(range(3))
     watch_events(mapping, [folder / "events"], log, settings, lambda: next(rounds, None) is None)
     event_files.write_files(folder / "events", events[4:])
     command = ["ingest", "events", str(folder / "events"), "--mapping", str(folder / "events.yaml")]

@@ -1,4 +1,4 @@
-"""Predictions evaluated as Beam combiners: the numbers are those of the metrics fed in one batch."""
+"""Predictions evaluated by keys, here and by Beam: the numbers are those of the metrics fed in one batch."""
 
 import json
 import math
@@ -17,14 +17,11 @@ from ctr.eval.compare import compare
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError
+from ctr.pipelines.evaluate import run
 from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
-from ctr.pipelines.evaluate.rows import check_columns, checked_rows, gather, join_rows, split_by_query
-from ctr.pipelines.evaluate.run import (
-    JoinedDifference,
-    StateFn,
-    evaluate,
-    evaluate_difference,
-)
+from ctr.pipelines.evaluate.on_beam import MeasureFn
+from ctr.pipelines.evaluate.rows import checked_rows, join_rows, split_by_query
+from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
 
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
 
@@ -128,80 +125,70 @@ def tables(draw: st.DrawFn) -> pa.Table:
     )
 
 
-def combined(fn: Any, inputs: list[Any], draw: Any) -> Any:
-    """Inputs shared out to accumulators, some of which travel as bytes, merged in any grouping and order."""
-    coder = fn.get_accumulator_coder()
+def combined(fn: MeasureFn, elements: list[Any], draw: Any) -> Any:
+    """Elements shared out to accumulators, which are merged in any grouping and order."""
     held = [fn.create_accumulator() for _ in range(draw(st.integers(1, 4)))]
-    for one in draw(st.permutations(inputs)):
-        place = draw(st.integers(0, len(held) - 1))
-        held[place] = fn.add_input(held[place], one)
+    for element in draw(st.permutations(elements)):
+        index = draw(st.integers(0, len(held) - 1))
+        held[index] = fn.add_input(held[index], element)
     while len(held) > 1:
         held = draw(st.permutations(held))
-        taken = draw(st.integers(2, len(held)))
-        moved = [coder.decode(coder.encode(one)) if draw(st.booleans()) else one for one in held[:taken]]
-        held = [fn.merge_accumulators(moved), *held[taken:]]
+        count = draw(st.integers(2, len(held)))
+        held = [fn.merge_accumulators(held[:count]), *held[count:]]
     return fn.extract_output(held[0])
 
 
-def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
-    """Whole queries by key, from rows cut into pieces at any places and read in any order."""
-    rows = checked_rows("here", table, True)
-    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=pieces - 1, max_size=pieces - 1)))
-    parts = np.split(rows, cuts)
+def keyed(sides: dict[str, pa.Table], keys: int, draw: Any) -> list[Any]:
+    """Pieces of whole queries by key, from rows cut at any row and read in any order."""
     meeting: dict[int, list[Any]] = {}
-    for number in draw(st.permutations(range(pieces))):
-        for key, part in split_by_query(parts[number], keys):
-            meeting.setdefault(key, []).append((f"file {number}", part))
-    return {key: gather(found) for key, found in meeting.items()}
+    for side, table in sides.items():
+        rows = checked_rows("here", table, True)
+        cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+        for number, part in draw(st.permutations(list(enumerate(np.split(rows, cuts))))):
+            for key, piece in split_by_query(part, keys):
+                meeting.setdefault(key, []).append((side, (f"file {number}", piece)))
+    return list(meeting.items())
 
 
 @settings(max_examples=8)
 @given(table=tables(), data=st.data())
 def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table, data):
-    keys, pieces = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
-    groups = keyed(table, keys, pieces, data.draw)
-    assert sum(map(len, groups.values())) == table.num_rows
-    state = combined(StateFn(ProgressiveMetrics), list(groups.values()), data.draw)
-    found, expected = state.summary(), local_metrics(table).summary()
-    assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
-    assert_close(found, expected)
-
-    # And joined with another set, of which some rows are missing.
-    kept = np.random.default_rng(pieces).random(table.num_rows) < data.draw(st.sampled_from([0, 0.5, 1]))
+    kept = np.random.default_rng(0).random(table.num_rows) < data.draw(st.sampled_from([0, 0.5, 1]))
     a, b = table.filter(pa.array(kept)), retrained(table)
-    by_key = [keyed(side, keys, data.draw(st.integers(1, 4)), data.draw) for side in (a, b)]
-    empty = checked_rows("here", table.slice(0, 0), True)
-    joined = [
-        join_rows(by_key[0].get(key, empty), by_key[1].get(key, empty)) for key in {*by_key[0], *by_key[1]}
-    ]
-    state = combined(StateFn(JoinedDifference), joined, data.draw)
-    expected = local_difference(a, b)
-    assert (int(state.only_a), int(state.only_b)) == (expected["only_a"], expected["only_b"])
-    assert int(state.examples.sum()) == expected["examples"]
+    elements = keyed({"a": a, "b": b}, data.draw(st.integers(1, 6)), data.draw)
+    states = combined(MeasureFn("ab"), elements, data.draw)
+    for side, rows in (("a", a), ("b", b)):
+        found, expected = states[side].summary(), local_metrics(rows).summary()
+        assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
+        assert_close(found, expected)
+    found, expected = states["difference"], local_difference(a, b)
+    assert (int(found.only_a), int(found.only_b)) == (expected["only_a"], expected["only_b"])
+    assert int(found.examples.sum()) == expected["examples"]
     if expected["value"] is not None:
-        assert_close(float(state.result()), expected["value"])
+        assert_close(float(found.result()), expected["value"])
 
 
-@pytest.mark.parametrize("runner", ["FnApiRunner", pytest.param("DirectRunner", marks=pytest.mark.slow)])
-def test_files_give_the_local_metrics_on_every_runner(tmp_path, runner):
+@pytest.mark.parametrize("options", [[], ["--runner=FnApiRunner"]])
+def test_files_give_the_local_metrics_here_and_by_beam(tmp_path, monkeypatch, options):
     """A query's rows stand in any of the files, of any number type, and whole queries fall to many keys."""
+    monkeypatch.setattr(run, "ROWS_PER_KEY", 100)
     table = make_table(2, queries=300, weight_range=3)
     wide = replaced(table, "label", column(table, "label").astype(bool))
     for name in ("logit", "metric_weight"):
         wide = replaced(wide, name, column(table, name).astype(float))
-    found = evaluate([spread(tmp_path / "predictions", wide)], [f"--runner={runner}"], rows_per_key=100)
+    found = evaluate([spread(tmp_path / "predictions", wide)], options)
     assert_close(found, local_metrics(table).summary())
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, None), (50, 10**9), (10**6, 900)])
-def test_neither_keys_nor_passes_change_the_numbers(tmp_path, rows_per_key, rows_per_pass):
+@pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, 10**9), (50, 10**9), (10**6, 900)])
+def test_neither_keys_nor_passes_change_the_numbers(tmp_path, monkeypatch, rows_per_key, rows_per_pass):
+    monkeypatch.setattr(run, "ROWS_PER_KEY", rows_per_key)
+    monkeypatch.setattr(run, "ROWS_PER_PASS", rows_per_pass)
     a = make_table(3, queries=200)
     b = retrained(a).slice(0, a.num_rows - 100)
-    sizes: dict[str, Any] = {"rows_per_key": rows_per_key, "rows_per_pass": rows_per_pass}
     found = evaluate_difference(
-        [spread(tmp_path / "a", a)], [spread(tmp_path / "b", b, files=2, row_group_size=1000)], **sizes
+        [spread(tmp_path / "a", a)], [spread(tmp_path / "b", b, files=2, row_group_size=1000)]
     )
     assert_close(found["prediction_difference"], local_difference(a, b))
     assert found["prediction_difference"]["only_a"] == 100
@@ -210,7 +197,6 @@ def test_neither_keys_nor_passes_change_the_numbers(tmp_path, rows_per_key, rows
     assert found["metrics"] is None
 
 
-@pytest.mark.slow
 def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path):
     a = make_table(4, queries=200)
     b = retrained(a)
@@ -231,7 +217,6 @@ def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path):
     assert not any(row["significant"] for row in same["metrics"].values())
 
 
-@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_row_and_one(tmp_path, rows):
     table = make_table(5).slice(0, rows)
@@ -303,6 +288,31 @@ def test_days_are_measured_by_themselves(tmp_path):
 
 SECONDS = 1_700_000_000
 COLUMN_FAULTS = {
+    **{
+        f"{name} {values}": (name, pa.array(values), f" row {row}: {name} must be {allowed}")
+        for name, values, row, allowed in (
+            ("logit", [math.nan, 0.0], 1, "a finite number, got nan"),
+            ("label", [0.0, 0.5], 2, "0 or 1, got 0.5"),
+            ("label", [math.nan, 1], 1, "0 or 1, got nan"),
+            ("metric_weight", [1.0, -1.0], 2, "a finite number of at least 0, got -1.0"),
+            ("metric_weight", [1, math.inf], 2, "a finite number of at least 0, got inf"),
+            ("example_id", [None, 3], 1, "given in every row, got null"),
+        )
+    },
+    **{
+        f"{name} {values}": (name, values and pa.array(values), fault)
+        for name, values, fault in (
+            ("logit", None, " no column logit; the columns found are example_id, "),
+            ("metric_weight", None, " no column metric_weight; the columns found"),
+            ("logit", ["x", "y"], " column logit must be float32 or float64, got string"),
+            ("label", ["0", "1"], " column label must be 0 or 1, got string"),
+        )
+    },
+    "ids without a sign": (
+        "query_id",
+        pa.array([0, 1], pa.uint64()),
+        " column query_id must be int64, got uint64",
+    ),
     "texts": ("label_sale", pa.array(["no", "yes"]), " column label_sale must be 0 or 1, got string"),
     "nothing at all": ("label_sale", pa.nulls(2), " column label_sale must be 0 or 1, got null"),
     "lists": ("label_sale", pa.array([[0], [1]]), " column label_sale must be 0 or 1, got list"),
@@ -359,7 +369,8 @@ def test_a_faulty_column_is_named_with_its_value(tmp_path, capfd, case):
     table = table.append_column("logit_sale", table.column("logit")).append_column(
         "label_sale", table.column("label")
     )
-    path = write(tmp_path / "faulty.parquet", replaced(table, name, values))
+    table = table.drop_columns([name]) if values is None else replaced(table, name, values)
+    path = write(tmp_path / "faulty.parquet", table)
     assert main(["evaluate", str(path), "--by-day"]) == 1
     error = capfd.readouterr().err
     assert fault in error and error.startswith(f"error: {path}") and error.count("\n") == 1
@@ -387,39 +398,6 @@ def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
     values = table.column(name).to_pylist()
     values[row] = value
     return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
-
-
-def test_a_faulty_value_is_named_with_its_row():
-    for name, value, message in (
-        ("logit", math.nan, "logit must be a finite number, got nan"),
-        ("logit", math.inf, "logit must be a finite number, got inf"),
-        ("label", 0.5, "label must be 0 or 1, got 0.5"),
-        ("label", math.nan, "label must be 0 or 1, got nan"),
-        ("metric_weight", -1.0, "metric_weight must be a finite number of at least 0, got -1.0"),
-        ("metric_weight", math.inf, "metric_weight must be a finite number of at least 0, got inf"),
-        ("example_id", None, "example_id must be given in every row, got null"),
-        ("logit", None, "logit must be given in every row, got null"),
-    ):
-        with pytest.raises(InputError) as caught:
-            checked_rows("here", spoiled(make_table(10), name, 45, value), True, first_row=101)
-        assert str(caught.value) == f"here row 146: {message}"
-
-
-def test_a_faulty_column_is_named():
-    table = make_table(11)
-    for changed, message in (
-        (table.drop_columns(["logit"]), "no column logit; the columns found are example_id, "),
-        (table.drop_columns(["metric_weight"]), "no column metric_weight; the columns found"),
-        (replaced(table, "logit", ["x"] * len(table)), "column logit must be float32 or float64, got string"),
-        (
-            replaced(table, "query_id", np.zeros(len(table), np.uint64)),
-            "column query_id must be int64, got uint64",
-        ),
-        (replaced(table, "label", ["0"] * len(table)), "column label must be 0 or 1, got string"),
-    ):
-        with pytest.raises(InputError) as caught:
-            check_columns("here", changed.schema)
-        assert str(caught.value).startswith(f"here: {message}")
 
 
 def test_files_that_are_no_predictions_are_named(tmp_path):
@@ -454,7 +432,11 @@ def test_what_is_there_twice_is_refused(tmp_path):
     a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
     example_id = column(table, "example_id")[5]
     twice = f"{a}: example_id {example_id} appears in the predictions 2 times, also in {b}; allowed: each example once"
-    for call in (lambda: evaluate([tmp_path]), lambda: evaluate_difference([a], [tmp_path])):
+    for call in (
+        lambda: evaluate([tmp_path]),
+        lambda: evaluate([tmp_path], ["--runner=FnApiRunner"]),
+        lambda: evaluate_difference([a], [tmp_path]),
+    ):
         with pytest.raises(InputError) as caught:
             call()
         assert str(caught.value) == twice
@@ -473,6 +455,6 @@ def test_a_trained_run_comes_out_as_its_own_summary(tmp_path):
     content = {"model": model, "batch": {"rows": 256}, "checkpoint": {"every_examples": 700}}
     train(tmp_path / "log", parse_model(TrainConfig, content, "test"), tmp_path / "run")
     assert len(list((tmp_path / "run" / "predictions").iterdir())) > 2
-    found = evaluate([tmp_path / "run"], rows_per_key=500)
+    found = evaluate([tmp_path / "run"])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert_close(found, {name: summary[name] for name in found})

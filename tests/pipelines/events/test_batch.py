@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -51,7 +52,7 @@ def log(folder, tmp_path_factory):
 # ---------------------------------------------------------------- forms
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv"])
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_one_file_that_holds_both_kinds_is_read_by_a_column_that_tells_them_apart(tmp_path, form):
     views = [event_files.impression(number, number) for number in range(1, 6)]
     clicks = [event_files.click(2, 4), event_files.click(4, 5)]
@@ -59,7 +60,12 @@ def test_one_file_that_holds_both_kinds_is_read_by_a_column_that_tells_them_apar
     rows = [{**dict.fromkeys(views[0]), **event, "type": kind} for kind in kinds for event in kinds[kind]]
     lines = [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
     texts = [json.dumps(row) for row in rows] if form == "jsonl" else [",".join(rows[0]), *lines]
-    (tmp_path / f"events.{form}").write_text("\n".join(texts) + "\n")
+    if form == "parquet":
+        types = {**event_files.TYPES, "type": pa.string()}
+        schema = pa.schema([pa.field(name, types[name]) for name in rows[0]])
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "events.parquet")
+    else:
+        (tmp_path / f"events.{form}").write_text("\n".join(texts) + "\n")
     source = {"input": {"type": form, "pattern": f"events.{form}"}}
     where = {name: {**source, "where": {"type": kind}} for name, kind in EVENT_TYPES.items()}
     result = ingest(event_files.mapping(form, **where), tmp_path, tmp_path / "log")
@@ -151,7 +157,12 @@ def test_what_is_no_job_is_refused_before_anything_is_published(events, folder, 
         (fewer, [folder], log, "features cannot change"),
         (plain, [folder], tmp_path / "other", "neither empty nor an example log"),
         (plain, [tmp_path / "nowhere"], new, "no such folder"),
-        (plain, [tmp_path / "hidden"], new, "no files of impressions or clicks found"),
+        (
+            plain,
+            [tmp_path / "hidden"],
+            new,
+            r"no files of impressions or clicks found; looked .*/clicks/\*\.jsonl",
+        ),
         (plain, [folder, twice], new, r"both named clicks/0\.jsonl"),
     ):
         with pytest.raises(InputError, match=message):

@@ -5,22 +5,24 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apache_beam as beam
 import pytest
+from apache_beam.utils.timestamp import Timestamp
 
 import event_files
 from command_tree import all_commands
 from ctr.cli import main
-from ctr.config import dump_yaml, parse_model
+from ctr.config import dump_yaml
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings
-from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
+from ctr.pipelines.events.kafka import EventsInKafka, _Gather, kafka_options
 from ctr.pipelines.events.publish import stage_events
 from ctr.pipelines.events.stream import check_rules, streaming_options
 
@@ -174,12 +176,27 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
     for wrong in ("a", "=b"):
         with pytest.raises(InputError, match="KEY=VALUE is required"):
             kafka_options([wrong])
-    content = event_files.content(
-        "parquet", impressions={"topic": "i", "hashed": True}, clicks={"topic": "c"}
-    )
-    with pytest.raises(InputError, match="hashed impressions are Parquet"):
-        EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1", "h:2"))
     topics = "topic: required for all of impressions, clicks, sale to read from Kafka"
     without = event_files.mapping(labels={"sale": {**sale, "window": "1h"}})
     with pytest.raises(InputError, match=topics):
         EventsInKafka(without, KafkaSettings("h:1", "h:2"))
+
+
+def test_records_of_one_topic_are_read_by_a_column_that_tells_the_kinds_apart():
+    kinds = {"impressions": "view", "clicks": "click"}
+    made = event_files.mapping(
+        **{kind: {"topic": "all", "where": {"type": value}} for kind, value in kinds.items()}
+    )
+    events = [event_files.impression(1, 5), event_files.click(1, 6), event_files.impression(2, 7)]
+    values = [{**event, "type": "view" if "color" in event else "click"} for event in events]
+    for kind, offsets in (("impressions", [70, 72]), ("clicks", [71])):
+        gather = _Gather(made, kind)
+        gather.start_bundle()
+        for offset, value in enumerate(values, 70):
+            record = SimpleNamespace(
+                topic="all", partition=0, offset=offset, value=json.dumps(value).encode()
+            )
+            assert list(gather.process(record, Timestamp(offset))) == []
+        [gathered] = gather.finish_bundle()
+        assert gathered.value.chunk.rows.tolist() == offsets
+        assert gathered.value.stamps.tolist() == [1_000_000 * offset for offset in offsets]

@@ -15,7 +15,8 @@ import event_files
 import raw_logs
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions, read_manifests
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, watch_events
 from ctr.pipelines.events.join import NOT_PUBLISHED, fate_counters
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import first_needed
@@ -23,8 +24,8 @@ from fault_points import watching
 from single_events import Click, Impression, join_plainly
 
 COUNT = 120
-AT_ONCE = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
-DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+AT_ONCE = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
+DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 SKEWED = {
     "clock_skew": "2s",
     "show_window": "6s",

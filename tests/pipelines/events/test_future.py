@@ -203,13 +203,6 @@ def test_conversions_that_miss_their_impression_are_told_as_clicks_are(ingest, t
     assert unmatched == {"sale"}
 
 
-def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
-    (tmp_path / "empty").mkdir()
-    told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
-    for kind in ("impressions", "clicks"):
-        assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
-
-
 def test_a_kind_without_files_is_counted_and_a_batch_says_where_they_were_looked_for(ingest, tmp_path):
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=SALE)))
     jsonl(

@@ -8,8 +8,8 @@ import pytest
 import event_files
 from ctr.data.kept_values import FOLDER, read_values
 from ctr.data.log import read_manifests
-from ctr.io.errors import InputError
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, watch_events
 from log_files import ids_of_rows
 
 FEATURES = [
@@ -19,7 +19,7 @@ FEATURES = [
     {"name": "own_labels", "kind": "cross", "of": ["own", "labels"]},
 ]
 KEPT = ("own", "labels", "own_labels")
-DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
 
 def make_mapping(**changes: Any) -> Any:
@@ -96,8 +96,3 @@ def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
     assert read_values(tmp_path / "batch", {"color": [1]}) == {"color": {1: min(firsts)}}
     [manifest] = [one for one in read_manifests(tmp_path / "batch") if one.rows]
     assert manifest.values is not None
-
-
-def test_hashed_impressions_have_no_values():
-    with pytest.raises(InputError, match="keep_values: hashed impressions have ids alone, and no raw values"):
-        make_mapping(impressions={"hashed": True}, form="parquet")

@@ -9,14 +9,12 @@ import pytest
 
 import event_files
 from ctr.data.log import list_partitions
-from ctr.pipelines.events.publish import begin_log
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import first_needed, last_published
 from event_files import (
     CLOSES,
     DELAY,
     LENGTH,
-    WINDOW,
     click,
     impression,
     labels,
@@ -69,21 +67,6 @@ def test_bad_events_are_described_and_too_many_end_the_job(tmp_path):
     assert list_partitions(tmp_path / "many") == []
 
 
-def test_what_is_needed_again_begins_as_far_back_as_a_click_is_told_late(tmp_path):
-    log = tmp_path / "log"
-    begin_log(log, mapping())
-    assert last_published(log) == -1
-    assert first_needed(mapping(), log) == 0
-    run_stream(log, [raw("impressions", impression(1, 5))])
-    assert last_published(log) == event_files.BEGIN_US
-    behind = LENGTH - 2 * WINDOW - 1  # the last by which clocks may differ
-    ahead = 300  # by which an event may lie beyond its arrival
-    assert first_needed(mapping(), log) == event_files.microseconds(behind - ahead)
-    assert first_needed(mapping().model_copy(update={"future": None}), log) == 0
-    near = mapping(late_window="1s", future="1s")
-    assert first_needed(near, log) == event_files.microseconds(7)
-
-
 def test_a_source_keeps_what_is_read_again_by_the_formula_that_users_are_told(tmp_path):
     """Until the partition after the last published one closes, records are needed: see docs/howto/events.md."""
     timestamp = {"timestamp": {"column": "shown_at", "unit": "us"}}
@@ -96,6 +79,7 @@ def test_a_source_keeps_what_is_read_again_by_the_formula_that_users_are_told(tm
         made,
     )
     assert last_published(tmp_path / "log") == event_files.BEGIN_US
+    assert first_needed(made.model_copy(update={"future": None}), tmp_path / "log") == 0
     closes = partition_rules(made).closes_at(event_files.BEGIN_US + LENGTH * event_files.SECOND_US)
     kept = LENGTH + 2 * 6 + 2 * 25 + 4 + DELAY + 2 * 2 + 7
     assert closes - first_needed(made, tmp_path / "log") == kept * event_files.SECOND_US

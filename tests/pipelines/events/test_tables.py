@@ -11,9 +11,7 @@ import pytest
 
 import event_files
 from ctr.config import parse_model
-from ctr.data import event_mapping
 from ctr.data.event_mapping import EventMapping
-from ctr.data.shards import pack_ids, unpack_ids
 from ctr.data.times import DAY_US
 from ctr.pipelines.events.read import Unit, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, FAR_US, Kind, impression_schema, prepare
@@ -237,67 +235,28 @@ def good_columns(rows: int = 2) -> dict[str, pa.Array]:
     return {name: pa.array([value] * rows) for name, value in GOOD.items()}
 
 
-def test_hashed_impressions_take_as_many_schemas_however_many_features_they_have(tmp_path, monkeypatch):
-    made: list[int] = []
-    make_schema = event_mapping.make_schema
-    monkeypatch.setattr(
-        event_mapping, "make_schema", lambda *given, **named: made.append(1) or make_schema(*given, **named)
-    )
-    counts = []
-    for features in (2, 20):
-        lists = [
-            {
-                "name": f"f{n}",
-                "kind": "category",
-                "source": f"f{n}",
-                "buckets": 9,
-                "multivalent": True,
-                "max_values": 3,
-            }
-            for n in range(features)
-        ]
-        content = event_files.content("parquet", impressions={"hashed": True}, features=lists)
-        mapping = parse_model(EventMapping, content, "test")
-        ids = {one["name"]: pa.array([[1], [2]], pa.list_(pa.int32())) for one in lists}
-        path = parquet(tmp_path / f"{features}.parquet", good_columns() | ids)
-        made.clear()
-        assert read(mapping, "impressions", path).table.num_rows == 2
-        counts.append(len(made))
-    assert counts[0] == counts[1]
-
-
 NESTED_COLUMN = pa.array([{"a": 1}, {"a": 2}])
 
 
 @pytest.mark.parametrize(
-    ("hashed", "name", "column"),
+    ("name", "column"),
     [
-        (False, "impression_id", pa.array([1.5, 2.5])),
-        (False, "impression_id", pa.array([[1], [2]])),
-        (False, "event_time", pa.array([1, 2], pa.timestamp("us"))),
-        (False, "arrival_time", pa.array([b"1", b"2"], pa.binary(1))),
-        (False, "weight", pa.array([[1.0], [2.0]])),
-        (False, "price", NESTED_COLUMN),
-        (False, "color", pa.array([[["a"]], [["b"]]])),
-        (False, "tags", NESTED_COLUMN),
-        (True, "ids", pa.array([b"x" * 7] * 2, pa.binary(7))),
-        (True, "ids", pa.array([1, 2])),
-        (True, "ids", pa.array([[1, 1], [1, 1]])),
-        (True, "ids", pa.nulls(2)),
-        (True, "tags", pa.array([["a"], ["b"]])),
-        (True, "tags", pa.array([[1, None], [None]], pa.list_(pa.int32()))),
-        (True, "tags", pa.nulls(2)),
-        (True, "tags", pa.array([1, 2])),
+        ("impression_id", pa.array([1.5, 2.5])),
+        ("impression_id", pa.array([[1], [2]])),
+        ("event_time", pa.array([1, 2], pa.timestamp("us"))),
+        ("arrival_time", pa.array([b"1", b"2"], pa.binary(1))),
+        ("weight", pa.array([[1.0], [2.0]])),
+        ("price", NESTED_COLUMN),
+        ("color", pa.array([[["a"]], [["b"]]])),
+        ("tags", NESTED_COLUMN),
     ],
 )
-def test_a_column_of_a_type_that_says_nothing_is_a_fault_of_each_row(tmp_path, hashed, name, column):
-    mapping = hashed_mapping() if hashed else event_files.mapping("parquet")
-    tags = pa.array([[1], [2]], pa.list_(pa.int32()))
-    good = hashed_columns([[1, 1]] * 2, tags) if hashed else good_columns()
-    prepared = read(mapping, "impressions", parquet(tmp_path / "events.parquet", {**good, name: column}))
+def test_a_column_of_a_type_that_says_nothing_is_a_fault_of_each_row(tmp_path, name, column):
+    path = parquet(tmp_path / "events.parquet", {**good_columns(), name: column})
+    prepared = read(event_files.mapping("parquet"), "impressions", path)
     assert prepared.table.num_rows == 0
     assert [reject.row for reject in prepared.rejects] == [1, 2]
-    for reject in () if hashed else prepared.rejects:
+    for reject in prepared.rejects:
         assert name in reject.allowed + reject.key and len(reject.allowed.splitlines()) == 1
         assert reject.reason in ("unreadable", "invalid UTF-8")
 
@@ -340,77 +299,3 @@ def test_no_type_of_a_column_stops_a_job():
             assert prepared.table.num_rows + len(prepared.rejects) == rows, (name, kind)
             assert len({reject.row for reject in prepared.rejects}) == len(prepared.rejects)
             assert prepared.table.schema == impression_schema(mapping)
-
-
-# ---------------------------------------------------------------- ids of a log
-
-
-def hashed_mapping(*features: dict[str, Any]) -> EventMapping:
-    """With features in addition to those of ``event_files``."""
-    return event_files.mapping(
-        "parquet", impressions={"hashed": True}, features=[*event_files.FEATURES, *features]
-    )
-
-
-def hashed_columns(
-    ids: list[list[int]], tags: pa.Array, dtype: type[np.integer[Any]] = np.int32
-) -> dict[str, pa.Array]:
-    names = ("query_id", "event_time", "arrival_time", "weight")
-    keys = {name: good_columns(len(ids))[name] for name in names}
-    number = pa.array(range(len(ids)))
-    return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, dtype)), "tags": tags}
-
-
-LOW, HIGH = -(2**63), 2**63 - 1
-USER = {"name": "user", "kind": "category", "source": "user"}
-WORDS = {"name": "words", "kind": "category", "source": "words", "multivalent": True}
-NOT_IDS = ("features", "not ids")
-
-
-@pytest.mark.parametrize(
-    ("features", "ids", "lists", "wrong"),
-    [
-        (
-            (),
-            np.array([[1, 1], [-1, 1], [1, 99], [1, 1], [1, 1]], np.int32),
-            {"tags": pa.array([[1], [1], [1], [99], None], pa.list_(pa.int32()))},
-            {2: NOT_IDS, 3: NOT_IDS, 4: NOT_IDS, 5: ("tags", "missing")},
-        ),
-        (
-            (),
-            np.ones((4, 2), np.int32),
-            {"tags": pa.array([[2**40], [1], [-1, 2], [1, 2]], pa.list_(pa.int64()))},
-            {1: ("tags", "not ids"), 3: ("tags", "not ids")},
-        ),
-        (
-            (USER, WORDS),
-            np.array([[1, 1, LOW], [1, 1, HIGH], [1, 2**32 + 1, 7], [-1, 1, 7], [1, 1, 0], [1, 1, 7]]),
-            {
-                "tags": pa.array([[1], [2, 3], [1], [1], [2**32], []], pa.list_(pa.int64())),
-                "words": pa.array([[LOW, HIGH, 0], [-1], [1], [1], [1], None], pa.list_(pa.int64())),
-            },
-            {3: NOT_IDS, 4: NOT_IDS, 5: NOT_IDS, 6: ("words", "missing")},
-        ),
-        (
-            (WORDS,),
-            np.ones((3, 2), np.int64),
-            {
-                "tags": pa.array([[1]] * 3, pa.list_(pa.int64())),
-                "words": pa.array([[HIGH], [2**63], [1]], pa.list_(pa.uint64())),
-            },
-            {2: ("words", "not ids")},
-        ),
-    ],
-    ids=["of no bucket", "beyond their type", "any 64 bits where ids grow", "beyond 64 bits"],
-)
-def test_ids_of_a_log_pass_and_others_are_set_aside_alone(tmp_path, features, ids, lists, wrong):
-    mapping = hashed_mapping(*features)
-    columns = {**hashed_columns(ids.tolist(), lists["tags"], ids.dtype.type), **lists}
-    prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
-    assert {reject.row: (reject.key, reject.reason) for reject in prepared.rejects} == wrong
-    kept = [row for row in range(len(ids)) if row + 1 not in wrong]
-    assert prepared.table.column("example_id").to_pylist() == kept
-    packed = unpack_ids(prepared.table.column("ids").combine_chunks(), mapping.feature_schema)
-    assert packed.tolist() == ids[kept].tolist()
-    for name, column in lists.items():
-        assert prepared.table.column(name).to_pylist() == [column[row].as_py() for row in kept]

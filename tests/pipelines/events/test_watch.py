@@ -18,16 +18,17 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.events import follow as follow_module
-from ctr.pipelines.events.accounts import RECENT_EVENTS, RecentReports, UnitReport, check_rejects
-from ctr.pipelines.events.follow import Progress, WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.accounts import RECENT_EVENTS, RecentReports, UnitReport
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import Progress, ingest_events, watch_events
 from ctr.pipelines.tables import jsonl
 from ctr.pipelines.tables.rejects import make_reject
 
 COUNT = 150
 FILES = 4
 File = tuple[str, bytes]
-AT_ONCE = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
-DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+AT_ONCE = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
+DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
 
 def follow(
@@ -35,7 +36,7 @@ def follow(
     folder: Path,
     log: Path,
     rounds: Iterable[Sequence[File]],
-    settings: WatchSettings = AT_ONCE,
+    settings: FollowSettings = AT_ONCE,
     rest: Callable[[], bool] = lambda: True,
     report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
@@ -53,7 +54,7 @@ def follow(
     return watch_events(mapping, [folder], log, settings, stop, report)
 
 
-def drain(mapping: EventMapping, folder: Path, log: Path, settings: WatchSettings = DRAIN) -> Progress:
+def drain(mapping: EventMapping, folder: Path, log: Path, settings: FollowSettings = DRAIN) -> Progress:
     return watch_events(mapping, [folder], log, settings, lambda: False)
 
 
@@ -119,7 +120,7 @@ def test_a_kind_that_is_silent_for_long_holds_nothing_back(kind, tmp_path):
     """Or both are, and time goes on."""
     mapping = event_files.mapping(partition="100ms", click_window="50ms", delay="50ms")
     shown = [event_files.impression(1, 5, 5), *([event_files.impression(2, 6, 6)] if kind else [])]
-    settings = WatchSettings(poll_seconds=0.02, settle_seconds=0, max_reject_share=0, idle_seconds=0.2)
+    settings = FollowSettings(poll_seconds=0.02, settle_seconds=0, max_reject_share=0, idle_seconds=0.2)
     published: list[Manifest] = []
     looks = iter(range(1_000))
     progress = follow(
@@ -189,7 +190,7 @@ def test_a_kind_whose_file_is_being_written_is_not_silent(tmp_path, monkeypatch)
     # A second passes from look to look.
     clock = SimpleNamespace(monotonic=lambda: len(looks), sleep=lambda _: None, time_ns=time.time_ns)
     monkeypatch.setattr(follow_module, "time", clock)
-    settings = WatchSettings(poll_seconds=0, settle_seconds=1_000, max_reject_share=0, idle_seconds=3)
+    settings = FollowSettings(poll_seconds=0, settle_seconds=1_000, max_reject_share=0, idle_seconds=3)
     given = (event_files.mapping(), [folder], tmp_path / "log", settings)
     progress = watch_events(*given, lambda: looks.append(0) or len(looks) > 20)
     counts = progress.counts
@@ -243,7 +244,7 @@ def test_a_clock_from_the_future_closes_nothing(tmp_path):
         for number, times in enumerate(([5] * 20 + [ahead, far], [far]))
         for kind, make in makers.items()
     ]
-    settings = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1)
+    settings = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1)
     progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [*rounds, []], settings)
     assert progress.clock_us == event_files.microseconds(6)
     assert (progress.published, progress.pending) == (0, 22)
@@ -273,15 +274,16 @@ def test_too_many_bad_events_end_the_job_and_end_it_again(tmp_path):
 
 
 def test_a_job_without_end_is_judged_by_its_latest_events():
-    recent = RecentReports(max_reject_share=0.5)
+    lenient, strict = RecentReports(max_reject_share=0.5), RecentReports(max_reject_share=0.2)
     rejects = [make_reject(0, 1, "a", "b", None, "")]
-    recent.add(UnitReport("clicks", "bad", events=60_000, rejected=60_000, rejects=rejects))
-    recent.add(UnitReport("clicks", "good", events=RECENT_EVENTS - 1))
-    recent.check_rejects()
+    for recent in (lenient, strict):
+        recent.add(UnitReport("clicks", "bad", events=60_000, rejected=60_000, rejects=rejects))
+        recent.add(UnitReport("clicks", "good", events=RECENT_EVENTS - 1))
+    lenient.check()
     with pytest.raises(InputError, match=r"60000 of 159999 events rejected, more than .* share of 0\.2"):
-        check_rejects(recent._reports, 0.2)
-    recent.add(UnitReport("clicks", "more", events=1))
-    check_rejects(recent._reports, 0)
+        strict.check()
+    strict.add(UnitReport("clicks", "more", events=1))
+    strict.check()
 
 
 # ---------------------------------------------------------------- arrivals across files

@@ -14,7 +14,8 @@ from ctr.data.history_state import FOLDER
 from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, watch_events
 from ctr.pipelines.tables.ingest import ingest
 from log_files import ids_of_rows, rows_of
 
@@ -225,7 +226,7 @@ EVENT_FEATURES = [
         "history": {"by": "color", "of": "color", "after": "120s", "last": 5},
     },
 ]
-DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
 
 def test_every_driver_of_events_gives_the_same_histories(tmp_path):
