@@ -1,8 +1,10 @@
 """Tables of an experiment, read from its tidy table, for a terminal and for its page alike."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,10 @@ import pandas as pd
 from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
 from ctr.eval.display import Number
-from ctr.experiments.plan import Plan
+from ctr.experiments.plan import Plan, PlannedArm
+from ctr.experiments.report.costs import COST_KINDS
 from ctr.experiments.report.predictions import LATE
-from ctr.experiments.report.results import CURVE_COSTS, Experiment
+from ctr.experiments.report.results import Experiment
 
 PAPER = "paper"  # column of published values
 _PAPER_NOTE = (
@@ -22,7 +25,7 @@ _SIGNIFICANT = "[95%] over queries, paired. * it excludes 0 and the changes of a
 _SLICES_SHOWN = 20  # of an arm, where the experiment names none
 _LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
 
-Cells = dict[str, str]
+Cells = dict[str, Any]  # texts of an arm by head
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
     rounds = f" over {experiment.costs.rounds} rounds" if experiment.costs.rounds else ""
     for title, rows_of, notes in _TABLES:
         rows = [
-            {"arm": arm.name, **{head: text or display.ABSENT for head, text in cells.items()}}
+            {"arm": arm.name, **{head: str(text or display.ABSENT) for head, text in cells.items()}}
             for arm in plan.arms
-            for cells in rows_of(experiment, arm.name)
+            for cells in rows_of(experiment, arm)
         ]
         cells = pd.DataFrame(rows).fillna(display.ABSENT)
         # Columns that say nothing of any arm.
@@ -60,176 +63,163 @@ def is_significant(experiment: Experiment, metric: str, **keys: object) -> bool:
     return number is not None and number.value == 1
 
 
-def _accuracy(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    numbers = experiment.numbers
+def _number(experiment: Experiment, metric: str, **keys: object) -> Number:
+    return experiment.numbers(metric, **keys) or Number(None)
 
-    def change(metric: str, *, whole: bool = False) -> str:
-        number = numbers(f"{metric}_change_percent", arm=arm)
-        if number is None:
-            return ""
-        decimals = _decimals_within(number)
-        text = number.whole(decimals, signed=True) if whole else number.text(decimals, signed=True)
-        return text + _star(experiment, metric, arm=arm)
 
-    value = numbers("per_query_auc", arm=arm)
-    by_seed = [
-        entry.value
-        for entry in numbers.by("seed", "per_query_auc_change_percent", arm=arm).values()
-        if entry.value is not None
-    ]
+def _change(experiment: Experiment, metric: str, decimals: int | None = None, **keys: object) -> str:
+    """Formats a change in percent, with a star where it is significant; empty where it is unknown."""
+    number = experiment.numbers(f"{metric}_change_percent", **keys)
+    if number is None:
+        return ""
+    star = "*" if is_significant(experiment, metric, **keys) else " "
+    return number.whole(_decimals_within(number) if decimals is None else decimals, signed=True) + star
+
+
+def _accuracy(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    name, numbers = arm.name, experiment.numbers.by("seed", "per_query_auc_change_percent", arm=arm.name)
+    by_seed = [number.value for number in numbers.values() if number.value is not None]
     spread = "one seed" if by_seed else ""
     if len(by_seed) > 1:
         decimals = _decimals_within(Number(None, min(by_seed), max(by_seed)))
         low, high = (display.fixed(end, decimals, signed=True) for end in (min(by_seed), max(by_seed)))
         spread = f"{low}..{high} ± {display.fixed(float(np.std(by_seed, ddof=1)), decimals)}"
     yield {
-        "PerQueryAUC": "" if value is None else value.text(5),
-        "change, % [95%]": change("per_query_auc", whole=True),
+        "PerQueryAUC": _number(experiment, "per_query_auc", arm=name).text(5),
+        "change, % [95%]": _change(experiment, "per_query_auc", arm=name),
         "by seed ± sd": spread,
-        PAPER: _paper(experiment, arm, "accuracy"),
-        "AUC, %": change("auc"),
-        "logloss, %": change("logloss"),
+        PAPER: arm.paper.get("accuracy"),
+        **{
+            f"{title}, %": re.sub(r" \[.*\]", "", _change(experiment, metric, arm=name))
+            for metric, title in (("auc", "AUC"), ("logloss", "logloss"))
+        },
     }
 
 
-def _costs(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    if arm not in experiment.costs.arms:
-        return
-
-    def change(kind: str) -> str:
-        ratio = experiment.numbers(f"{kind}_ratio", arm=arm)
-        return "" if ratio is None else ratio.map(lambda value: 100 * (value - 1)).whole(1, signed=True)
-
+def _costs(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    changes = {
+        kind: _number(experiment, f"{kind}_ratio", arm=arm.name)
+        .map(lambda value: 100 * (value - 1))
+        .whole(1, signed=True)
+        for kind in COST_KINDS
+    }
     share, step, parameters = (
-        experiment.numbers(metric, arm=arm) or Number(None)
+        _number(experiment, metric, arm=arm.name)
         for metric in ("learned_share", "step_ms", "dense_parameters")
     )
     yield {
-        "training, %": change("train_time"),
-        "FLOPs, %": change("train_flops"),
-        PAPER: _paper(experiment, arm, "training_cost"),
-        "inference, %": change("inference_time"),
-        "inference FLOPs, %": change("inference_flops"),
-        f"{PAPER} ": _paper(experiment, arm, "inference_cost"),
+        "training, %": changes["train_time"],
+        "FLOPs, %": changes["train_flops"],
+        PAPER: arm.paper.get("training_cost"),
+        "inference, %": changes["inference_time"],
+        "inference FLOPs, %": changes["inference_flops"],
+        f"{PAPER} ": arm.paper.get("inference_cost"),
         "rows, %": share.times(100).text(1),
         "step, ms": display.amount(step.value),
         "dense parameters": display.amount(parameters.value),
     }
 
 
-def _predictions(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    numbers = experiment.numbers
-    late, whole = (numbers("prediction_difference", arm=arm, window=part) for part in (LATE, ""))
-    reason = experiment.unavailable.get((arm, "prediction_difference"))
+def _predictions(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    late, whole, ratio = (
+        _number(experiment, metric, arm=arm.name, window=part)
+        for metric, part in zip(
+            ("prediction_difference",) * 2 + ("prediction_difference_ratio",), (LATE, "", LATE)
+        )
+    )
     # Points of a sweep rarely have two seeds.
-    if late is None and (reason is None or experiment.plan.arm(arm).of is not None):
+    if late.value is None and arm.of is not None:
         return
-    ratio = numbers("prediction_difference_ratio", arm=arm, window=LATE)
 
     def span(metric: str, factor: float, decimals: int) -> str:
         """Returns the range over pairs, ``one`` for a single pair, or an empty string."""
-        pairs = numbers.by("seed", metric, arm=arm, window=LATE).values()
+        pairs = experiment.numbers.by("seed", metric, arm=arm.name, window=LATE).values()
         values = [factor * number.value for number in pairs if number.value is not None]
         if len(values) < 2:
             return "one" if values else ""
         return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
 
     yield {
-        "last half, % [95%]": "" if late is None else late.times(100).whole(2),
+        "last half, % [95%]": late.times(100).whole(2),
         "pairs": span("prediction_difference", 100, 2),
-        "of reference's [95%]": "" if ratio is None else ratio.whole(3),
+        "of reference's [95%]": ratio.whole(3),
         "its pairs": span("prediction_difference_ratio", 1, 3),
-        "whole, %": "" if whole is None else whole.times(100).text(2),
-        PAPER: _paper(experiment, arm, "pd"),
+        "whole, %": whole.times(100).text(2),
+        PAPER: arm.paper.get("pd"),
     }
 
 
-def _retrains(experiment: Experiment, arm: str) -> Iterator[Cells]:
+def _retrains(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
     numbers, cells = experiment.numbers, Cells()
-    for kind, planned in numbers.by("slice", "retrain_pairs_planned", arm=arm).items():
-        number = numbers("retrain_difference", arm=arm, slice=kind)
-        if number is not None:
-            percent, pairs = number.times(100), numbers.by("seed", "retrain_difference", arm=arm, slice=kind)
-            decimals = 3 if (percent.value or 0) < 1 else 2
+    for kind, planned in numbers.by("slice", "retrain_pairs_planned", arm=arm.name).items():
+        percent = _number(experiment, "retrain_difference", arm=arm.name, slice=kind).times(100)
+        count = len(numbers.by("seed", "retrain_difference", arm=arm.name, slice=kind))
+        decimals = 3 if (percent.value or 0) < 1 else 2
+        if count:
             # Of a single pair there is no interval.
-            text = percent.text(decimals) if len(pairs) == 1 else percent.whole(decimals)
-            is_whole = len(pairs) >= (planned.value or 0)
-            cells[f"{kind}, % [95%]"] = (
-                text if is_whole else f"{text} ({len(pairs)} of {planned.value:g} pairs)"
-            )
+            text = percent.text(decimals) if count == 1 else percent.whole(decimals)
+            lacking = "" if count >= (planned.value or 0) else f" ({count} of {planned.value:g} pairs)"
+            cells[f"{kind}, % [95%]"] = text + lacking
     if cells:
-        yield {**cells, PAPER: _paper(experiment, arm, "pd")}
+        yield {**cells, PAPER: arm.paper.get("pd")}
 
 
-def _tuning(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    for kind in CURVE_COSTS:
-        sweep = experiment.sweeps.get((arm, kind))
-        if sweep is None:
+def _tuning(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    for (name, kind), sweep in experiment.sweeps.items():
+        if name != arm.name:
             continue
-        cells = {"cost by": {"flops": "FLOPs"}.get(kind, kind)}
+        cells: Cells = {"cost by": {"flops": "FLOPs"}.get(kind, kind)}
         for head, metric, decimals in (
             ("accuracy at neutral cost, %", f"accuracy_change_at_neutral_{kind}", 3),
             ("cost at neutral accuracy, %", f"{kind}_change_at_neutral_accuracy", 1),
         ):
-            number, bound = experiment.numbers(metric, arm=arm), sweep["bounds"].get(metric)
-            text = "" if number is None else number.times(100).whole(decimals, signed=True)
+            text = _number(experiment, metric, arm=name).times(100).whole(decimals, signed=True)
+            bound = sweep["bounds"].get(metric)
             cells[head] = f"{bound} {text}, beyond the sweep" if bound else text
         count, lacking = len(sweep["points"]), len(sweep["left_out"])
-        cells["points"] = f"{count} of {count + lacking}" if lacking else str(count)
-        yield cells
+        yield {**cells, "points": f"{count} of {count + lacking}" if lacking else str(count)}
 
 
-def _slices(experiment: Experiment, arm: str) -> Iterator[Cells]:
+def _slices(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
     shown = {f"{entry.family}/{entry.index}": entry for entry in experiment.plan.slices}
-    families = {family.name: family for family in experiment.plan.arm(arm).families}
-    every = experiment.numbers.by("slice", "slice_weight", arm=arm)
+    families = {family.name: family for family in arm.families}
+    every = experiment.numbers.by("slice", "slice_weight", arm=arm.name)
     # The slices that the experiment names, in its order; else the heaviest ones.
-    largest = sorted(every, key=lambda name: -(every[name].value or 0.0))[:_SLICES_SHOWN]
-    for key in [name for name in shown or largest if name in every]:
+    largest = sorted(every, key=lambda key: -(every[key].value or 0.0))[:_SLICES_SHOWN]
+    for key in [key for key in shown or largest if key in every]:
         name, _, index = key.rpartition("/")
-        log = families[name].log
+        log, keys = families[name].log, {"arm": arm.name, "slice": key}
         holds = f"{families[name].slices[int(index)]}{'' if log is None else f' (log {log})'}"
-        keys = {"arm": arm, "slice": key}
-        weight, reference, bias, size = (
-            experiment.numbers(metric, **keys) or Number(None)
-            for metric in ("slice_weight", "reference_bias", "bias", "bias_size_change_percent")
+        short = shown[key].name if key in shown else ""
+        biases = (
+            _number(experiment, metric, **keys).times(100).text(3, signed=True)
+            for metric in ("reference_bias", "bias")
         )
         yield {
-            "slice": f"{shown[key].name}: {shown[key].title or holds}" if key in shown else holds,
-            "weight": display.amount(np.round(weight.value or 0.0)),
-            "reference's bias, %": reference.times(100).text(3, signed=True),
-            "bias, %": bias.times(100).text(3, signed=True),
-            "size, % [95%]": f"{size.whole(1, signed=True)}{_star(experiment, 'bias_size', **keys)}",
-            PAPER: _paper(experiment, arm, shown[key].name if key in shown else ""),
+            "slice": f"{short}: {shown[key].title or holds}" if short else holds,
+            "weight": display.amount(np.round(every[key].value or 0.0)),
+            "reference's bias, %": next(biases),
+            "bias, %": next(biases),
+            "size, % [95%]": _change(experiment, "bias_size", 1, **keys),
+            PAPER: arm.paper.get(short),
         }
 
 
-def _variances(experiment: Experiment, arm: str) -> Iterator[Cells]:
-    for family, change in experiment.numbers.by("slice", "slice_variance_change_percent", arm=arm).items():
-        keys = {"arm": arm, "slice": family}
-        variance, reference, slices = (
-            experiment.numbers(metric, **keys) or Number(None)
-            for metric in ("slice_variance", "reference_slice_variance", "slices")
+def _variances(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    for family, slices in experiment.numbers.by("slice", "slices", arm=arm.name).items():
+        keys = {"arm": arm.name, "slice": family}
+        deviations = (
+            _number(experiment, metric, **keys).map(lambda value: 100 * float(np.sqrt(value))).text(2)
+            for metric in ("reference_slice_variance", "slice_variance")
         )
-        deviations = [
-            display.fixed(100 * float(np.sqrt(number.value or 0.0)), 2) for number in (reference, variance)
-        ]
         yield {
             "family": family,
             "slices": display.amount(slices.value),
-            "reference's deviation, %": deviations[0],
-            "deviation, %": deviations[1],
-            "variance, % [95%]": f"{change.whole(1, signed=True)}{_star(experiment, 'slice_variance', **keys)}",
-            PAPER: _paper(experiment, arm, f"variance_{family}"),
+            "reference's deviation, %": next(deviations),
+            "deviation, %": next(deviations),
+            "variance, % [95%]": _change(experiment, "slice_variance", 1, **keys),
+            PAPER: arm.paper.get(f"variance_{family}"),
         }
-
-
-def _star(experiment: Experiment, metric: str, **keys: object) -> str:
-    return "*" if is_significant(experiment, metric, **keys) else " "
-
-
-def _paper(experiment: Experiment, arm: str, key: str) -> str:
-    return str(experiment.plan.arm(arm).paper.get(key) or "")
 
 
 def _decimals_within(number: Number) -> int:
@@ -248,7 +238,7 @@ def _scored(plan: Plan) -> str:
     return f"Only predictions {' '.join(ends)} (UTC) count." if ends else ""
 
 
-_TABLES: tuple[tuple[str, Callable[[Experiment, str], Iterator[Cells]], str], ...] = (
+_TABLES: tuple[tuple[str, Callable[[Experiment, PlannedArm], Iterator[Cells]], str], ...] = (
     (
         "Accuracy: changes in percent of the reference's",
         _accuracy,

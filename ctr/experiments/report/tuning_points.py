@@ -8,11 +8,19 @@ does not fall as cost grows.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ctr.eval.arrays import FloatArray
-from ctr.eval.intervals import Estimate, difference, quotient
+from ctr.eval.display import Number
+from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.tidy import Row, row
+from ctr.experiments.report.costs import pass_flops, pass_time
+from ctr.experiments.report.runs import Costs, MeasuredArm
+
+ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
+CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,67 @@ class TuningPoint:
     bound: str = ""  # ``<`` or ``>`` when the answer lies beyond the sweep, below or above the value
     low: float | None = None  # of the 95% interval over queries
     high: float | None = None
+
+
+def tuning_rows(
+    kind: str,
+    arm: MeasuredArm,
+    swept: Sequence[MeasuredArm],
+    reference: MeasuredArm,
+    costs: Costs,
+    baseline: str,
+) -> tuple[dict[str, Any], list[Row]]:
+    """Reads both tuning points off the curve of an arm: it goes through itself and its points, at the sweep's seeds.
+
+    Returns which points there are, which lack a run or a cost, why there is no reading, and the bounds ``<`` and ``>``
+    of readings that lie beyond the sweep.
+    """
+    planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
+    seeds, base = [seed for seed in planned if seed in reference.runs], costs.arms.get(baseline)
+    curve, left_out = [], []
+    for entry in (reference, arm, *swept):
+        entry_costs, cost = costs.arms.get(entry.plan.name), None
+        if entry_costs is not None and kind == "flops":
+            cost = pass_flops(entry_costs)
+        elif (
+            entry_costs is not None
+            and base is not None
+            and (time := pass_time(entry_costs, base)) is not None
+        ):
+            cost = time.value
+        runs = [entry.runs.get(seed) for seed in seeds]
+        same = [run for run, seed in zip(runs, seeds, strict=True)
+                if run is not None and run.scored.same_as(reference.runs[seed].scored)]  # fmt: skip
+        if cost and seeds and len(same) == len(seeds):
+            curve.append(CurvePoint(entry.plan.name, cost, mean([run.estimates[ACCURACY] for run in same])))
+        else:
+            left_out.append(entry.plan.name)
+    target = reference.plan.name
+    reason = None
+    if not seeds:
+        reason = f"{target} has not finished a seed of the sweep"
+    elif target in left_out:
+        reason = f"the cost of {target} is not known"
+    elif len(curve) == 1:
+        reason = "no point of the sweep has all its runs and its cost"
+    elif not all(math.isfinite(point.accuracy.point) for point in curve):
+        reason = "its accuracy is undefined"
+    rows: list[Row] = []
+    bounds = {}
+    if reason is None:
+        names = f"accuracy_change_at_neutral_{kind}", f"{kind}_change_at_neutral_accuracy"
+        for metric, read in zip(names, (accuracy_at_neutral_cost, cost_at_neutral_accuracy), strict=True):
+            reading = read(curve[1:], curve[0].cost, curve[0].accuracy)
+            rows.append(row(metric, Number(reading.value, reading.low, reading.high), arm=arm.plan.name))
+            bounds |= {metric: reading.bound} if reading.bound else {}
+    sweep = {
+        "points": [point.name for point in curve if point.name != target],
+        "left_out": [name for name in left_out if name != target],
+        "seeds": seeds,
+        "bounds": bounds,
+        "unavailable": reason,
+    }
+    return sweep, rows
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:

@@ -13,11 +13,13 @@ from ctr.eval.display import Number
 from ctr.eval.report import figures
 from ctr.eval.report.figures import Figure, Point
 from ctr.eval.report.page import PageContext, Section, render_page, write_page
+from ctr.eval.run_files import config_text
 from ctr.eval.tidy import as_csv
 from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
-from ctr.experiments.report.results import ACCURACY, Experiment, read_experiment
+from ctr.experiments.report.results import Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant
+from ctr.experiments.report.tuning_points import ACCURACY
 
 TABLE_WIDTH = 120  # of a terminal, in characters
 
@@ -224,13 +226,13 @@ def _configuration(experiment: Experiment) -> Section:
             [name, title, against, "; ".join(changes) or "none", "; ".join(papers), arm.plan.note or ""]
         )
         runs += [
-            [name, str(ending.seed), ending.state, ending.folder, arm.hashes.get(ending.seed, display.ABSENT)]
+            [name, str(ending.seed), ending.state, ending.folder, ending.config_sha256 or display.ABSENT]
             for ending in arm.endings
         ]
     heads = ["arm", "seed", "state", "folder", "configuration, SHA-256"]
     folded: list[tuple[str, str | pd.DataFrame]] = [("Runs", pd.DataFrame(runs, columns=heads))]
-    if config := experiment.arms[plan.baseline].config:
-        folded.append((f"Configuration of {plan.baseline}", config))
+    for run in [*experiment.arms[plan.baseline].runs.values()][:1]:
+        folded.append((f"Configuration of {plan.baseline}", config_text(run.folder)))
     repeat = (
         "To repeat one run alone: ctr train LOG --config config.yaml --out NEW_RUN, with the config.yaml of its "
         "folder, gives the same bits from the same log in the environment of its environment.json. table.csv has "
