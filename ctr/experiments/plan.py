@@ -4,11 +4,18 @@ OUT/plan.json is written before the first run, and read again for the report. Ne
 report is made without it.
 """
 
-import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from ctr.io.errors import InputError
 
@@ -16,7 +23,6 @@ PLAN_FILE = "plan.json"
 SEED = "seed"
 """What pairs of an arm's own runs differ in, beside what its retrains do."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 _RecordT = TypeVar("_RecordT", bound="Record")
 
 
@@ -33,6 +39,7 @@ def _check_inside(path: str) -> str:
 
 
 Inside = Annotated[str, AfterValidator(_check_inside)]  # path that cannot lead out of the experiment's folder
+ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]+$")]  # stands in names of files
 
 
 class PlannedRun(Record):
@@ -62,7 +69,7 @@ class ShownSlice(Record):
 class PlannedArm(Record):
     """Arm, or a point of an arm's sweep."""
 
-    name: str  # ``ARM``, or ``ARM@POINT``
+    name: ArmName  # ``ARM``, or ``ARM@POINT``
     title: str | None = None
     note: str | None = None
     against: str | None = None  # None for the experiment's baseline
@@ -115,6 +122,16 @@ class Plan(Record):
     slices: list[ShownSlice] = []
     scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [arm.name for arm in self.arms]
+        if len({*names}) < len(names):
+            raise ValueError(f"arms must have names of their own, got {', '.join(names):.200}")
+        for name in (self.baseline, *(name for arm in self.arms for name in (arm.against, arm.of))):
+            if name and name not in names:
+                raise ValueError(f"{name!r:.80} must be the name of an arm: {', '.join(names):.200}")
+        return self
+
     def arm(self, name: str) -> PlannedArm:
         return next(arm for arm in self.arms if arm.name == name)
 
@@ -140,24 +157,7 @@ def read_plan(folder: Path) -> Plan:
         raise InputError(
             f"{folder}: no plan.json, so this is not an experiment; allowed: an output directory of `ctr replay`"
         )
-    plan = read_record(path, Plan)
-    names = [arm.name for arm in plan.arms]
-    for index, name in enumerate(names):
-        if not _NAME.fullmatch(name):
-            raise InputError(f"{path}: arms.{index}.name must be letters, digits and _.@-, got {name!r:.80}")
-        if name in names[:index]:
-            raise InputError(
-                f"{path}: arms.{index}.name must differ from the others', got {name!r:.80} twice"
-            )
-    references = [("baseline", plan.baseline)]
-    for index, arm in enumerate(plan.arms):
-        references += [
-            (f"arms.{index}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))
-        ]
-    for key, name in references:
-        if name not in names:
-            raise InputError(f"{path}: {key} must be the name of an arm, got {name!r:.80}")
-    return plan
+    return read_record(path, Plan)
 
 
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT:

@@ -12,7 +12,7 @@ from ctr.eval.prediction_difference import ALWAYS, PairedPredictions, last_half,
 from ctr.eval.run_files import prediction_parts
 from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import SEED, Plan
-from ctr.experiments.report.runs import Ending, MeasuredArm, open_run
+from ctr.experiments.report.runs import MeasuredArm, open_run
 from ctr.io.errors import InputError
 
 LATE, WHOLE = "last half", ""
@@ -37,66 +37,56 @@ def begin_of_late(folder: Path, plan: Plan) -> int | None:
 
 def prediction_rows(
     folder: Path, plan: Plan, arms: Mapping[str, MeasuredArm], late_from: int | None
-) -> tuple[list[Row], dict[tuple[str, str], str], list[tuple[str, Ending]]]:
+) -> tuple[list[Row], list[str]]:
     """Measures PD of the pairs of seeds of each arm, and of its runs and their retrains over the last half.
 
     ``prediction_difference`` is of pairs of seeds and their mean, and ``prediction_difference_ratio`` relates it to the
     reference's, over the pairs of both. ``retrain_difference`` is of a run and its retrain, ``seed`` among them the
     pairs of the arm's seeds; means have intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs
-    that there are once all runs are finished. Returns also why a result of an arm is lacking, and the retrains that are
-    not finished.
+    that there are once all runs are finished. Returns also what is lacking, with reasons.
     """
     rows: list[Row] = []
-    reasons: dict[tuple[str, str], str] = {}
-    unfinished: list[tuple[str, Ending]] = []
-    measured: dict[tuple[str, str], Pairs] = {}
-
-    def measure(
-        name: str, kind: str, what: str, folders: Mapping[tuple[int, ...], tuple[Path, Path]]
-    ) -> None:
-        measured[name, kind] = {}
-        try:
-            measured[name, kind] = {pair: _paired(*both, plan, late_from) for pair, both in folders.items()}
-        except (InputError, ValueError) as error:
-            reasons[name, what] = str(error)
-
+    missing: list[str] = []
+    measured: dict[str, dict[str, Pairs]] = {}  # by arm and kind
     for name, arm in arms.items():
-        own = {seed: run.folder for seed, run in arm.runs.items()}
-        pairs = {pair: (own[pair[0]], own[pair[1]]) for pair in combinations(sorted(own), 2)}
-        measure(name, SEED, "prediction_difference", pairs)
-        if not pairs:
-            reasons[name, "prediction_difference"] = "two finished seeds are required"
-        for kind, runs in arm.plan.retrains.items():
-            endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in runs]
-            unfinished += [(f"{name}~{kind}", ending) for ending in endings if ending.state != "finished"]
-            again = {
-                (ending.seed,): (own[ending.seed], folder / ending.folder)
+        runs = {seed: run.folder for seed, run in arm.runs.items()}
+        kinds = {SEED: {pair: (runs[pair[0]], runs[pair[1]]) for pair in combinations(sorted(runs), 2)}}
+        for kind, retrains in arm.plan.retrains.items():
+            endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in retrains]
+            missing += [ending.line(f"{name}~{kind}") for ending in endings if ending.state != "finished"]
+            kinds[kind] = {
+                (ending.seed,): (runs[ending.seed], folder / ending.folder)
                 for ending in endings
-                if ending.state == "finished" and ending.seed in own
+                if ending.state == "finished" and ending.seed in runs
             }
-            measure(name, kind, f"retrain_difference {kind}", again)
+        measured[name] = {}
+        for kind, folders in kinds.items():
+            try:
+                pairs = {pair: _paired(*both, plan, late_from) for pair, both in folders.items()}
+            except (InputError, ValueError) as error:
+                missing.append(f"{name} has no prediction difference by {kind}: {error}")
+                pairs = {}
+            measured[name][kind] = pairs
     for name, arm in arms.items():
         reference = plan.reference(arm.plan)
-        other = "" if reference is None else reference.name
-        rows += _pair_rows(name, measured[name, SEED], measured.get((other, SEED)))
+        others = measured[reference.name] if reference is not None else {}
+        rows += _pair_rows(name, measured[name][SEED], others.get(SEED, {}))
         count = len(arm.plan.runs)
-        kinds = {kind: len(runs) for kind, runs in arm.plan.retrains.items()}
-        for kind, planned in {**kinds, SEED: count * (count - 1) // 2}.items() if kinds else ():
+        planned = {kind: len(runs) for kind, runs in arm.plan.retrains.items()}
+        for kind, number in {**planned, SEED: count * (count - 1) // 2}.items() if planned else ():
             keys = {"arm": name, "slice": kind}
-            sides = [
-                {pair: float(paired.late.point) for pair, paired in measured[owner, kind].items()}
-                for owner in (name, other)
-                if (owner, kind) in measured and (owner == name or arms[owner].plan.retrains)
-            ]
-            if not sides[0]:
-                reasons.setdefault((name, f"retrain_difference {kind}"), "no pair of runs is finished")
-            rows.append(row("retrain_pairs_planned", planned, **keys))
-            means = {"retrain_difference": over_seeds(sides[0])}
-            if len(sides) > 1:
-                means["retrain_difference_ratio"] = over_seeds(*sides)
+            ours, theirs = (
+                {pair: float(paired.late.point) for pair, paired in side.get(kind, {}).items()}
+                for side in (measured[name], others)
+            )
+            rows.append(row("retrain_pairs_planned", number, **keys))
+            means = {
+                "retrain_difference": over_seeds(ours),
+                "retrain_difference_ratio": over_seeds(ours, theirs),
+            }
             rows += [row(metric, value, **keys) for metric, value in means.items() if value is not None]
-            rows += [row("retrain_difference", pd, seed=_text(pair), **keys) for pair, pd in sides[0].items()]
-    return rows, reasons, unfinished
+            rows += [row("retrain_difference", pd, seed=_text(pair), **keys) for pair, pd in ours.items()]
+    return rows, missing
 
 
 def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> PairedPredictions:
@@ -109,24 +99,23 @@ def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> Pai
     return paired
 
 
-def _pair_rows(arm: str, pairs: Pairs, others: Pairs | None) -> list[Row]:
+def _pair_rows(arm: str, pairs: Pairs, others: Pairs) -> list[Row]:
     rows = []
-    common = [pair for pair in pairs if pair in (others or {})]
+    common = [pair for pair in pairs if pair in others]
     for part in (LATE, WHOLE) if pairs else ():
         ours, theirs = (
             {pair: paired.late if part == LATE else paired.difference for pair, paired in side.items()}
-            for side in (pairs, others or {})
+            for side in (pairs, others)
         )
-        keys = {"arm": arm, "window": part}
-        rows.append(row("prediction_difference", mean([*ours.values()]), **keys))
-        for pair, value in ours.items():
-            rows.append(row("prediction_difference", float(value.point), seed=_text(pair), **keys))
-        for pair in common:
-            value = float(quotient(ours[pair], theirs[pair]).point)
-            rows.append(row("prediction_difference_ratio", value, seed=_text(pair), **keys))
+        ratios = {pair: quotient(ours[pair], theirs[pair]) for pair in common}
+        means = {"prediction_difference": mean([*ours.values()])}
         if common:
-            whole = quotient(mean([ours[pair] for pair in common]), mean([theirs[pair] for pair in common]))
-            rows.append(row("prediction_difference_ratio", whole, **keys))
+            halves = (mean([side[pair] for pair in common]) for side in (ours, theirs))
+            means["prediction_difference_ratio"] = quotient(*halves)
+        for (metric, whole), by_pair in zip(means.items(), (ours, ratios), strict=False):
+            keys = {"arm": arm, "window": part}
+            rows.append(row(metric, whole, **keys))
+            rows += [row(metric, float(of.point), seed=_text(pair), **keys) for pair, of in by_pair.items()]
     return rows
 
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -42,9 +41,7 @@ class Experiment:
     arms: Mapping[str, MeasuredArm]  # in the order of the plan
     costs: Costs
     late_from: int | None  # query time, microseconds, of the last half; None without predictions
-    missing: list[str]  # runs and teachers that are not there, and arms that are not compared, with reasons
-    unavailable: Mapping[tuple[str, str], str]  # why an arm lacks a result
-    sweeps: Mapping[tuple[str, str], Mapping[str, Any]]  # points of the curve of an arm and a kind of cost
+    missing: list[str]  # what is not there or was not compared, with reasons
 
     def as_json(self) -> str:
         """Returns everything as JSON; null where undefined."""
@@ -54,22 +51,18 @@ class Experiment:
             "timing_rounds": self.costs.rounds,
             "teacher_flops": self.costs.teacher_flops,
             "missing": self.missing,
-            "arms": [self._arm(arm) for arm in self.arms.values()],
+            "arms": [
+                {
+                    **arm.plan.model_dump(by_alias=True, exclude={"runs", "retrains"}),
+                    "runs": [vars(ending) for ending in arm.endings],
+                }
+                for arm in self.arms.values()
+            ],
             "results": as_records(self.table),
         }
         # What plans hold as NaN or infinity is no JSON: it becomes text.
         plain = json.loads(json.dumps(content), parse_constant=str)
         return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-    def _arm(self, arm: MeasuredArm) -> dict[str, Any]:
-        name, reference = arm.plan.name, self.plan.reference(arm.plan)
-        return {
-            **arm.plan.model_dump(by_alias=True, exclude={"runs", "retrains"}),
-            "against": None if reference is None else reference.name,
-            "runs": [vars(run) for run in arm.endings],
-            "unavailable": {what: reason for (of, what), reason in self.unavailable.items() if of == name},
-            "sweeps": {kind: sweep for (of, kind), sweep in self.sweeps.items() if of == name},
-        }
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -79,8 +72,15 @@ def read_experiment(folder: Path) -> Experiment:
     """
     plan, costs = read_plan(folder), read_costs(folder)
     arms, late_from = measure_arms(folder, plan), begin_of_late(folder, plan)
-    rows, unavailable, unfinished = prediction_rows(folder, plan, arms, late_from)
-    sweeps, missing = {}, shared_failures(folder, plan)
+    missing = shared_failures(folder, plan)
+    missing += [
+        ending.line(name)
+        for name, arm in arms.items()
+        for ending in arm.endings
+        if ending.state != "finished"
+    ]
+    rows, lacking = prediction_rows(folder, plan, arms, late_from)
+    missing += lacking
     for name, arm in arms.items():
         planned = plan.reference(arm.plan)
         rows += _arm_rows(arm) + _cost_rows(name, planned.name if planned is not None else "", costs, plan)
@@ -90,26 +90,16 @@ def read_experiment(folder: Path) -> Experiment:
         try:
             rows += metric_rows(arm, reference)
         except NotComparableError as error:
-            unavailable[name, "changes"] = str(error)
+            # An arm without any run is among the lines above.
+            missing += [f"{name} not compared: {error}"] if arm.runs else []
         rows += slice_rows(arm, reference)
         points = [arms[point.name] for point in plan.points(arm.plan)]
         for kind in CURVE_COSTS if points else ():
-            sweeps[name, kind], sweep_rows = tuning_rows(kind, arm, points, reference, costs, plan.baseline)
-            rows += sweep_rows
-    missing += [
-        f"{name} seed {ending.seed} {ending.state}: {ending.reason}"
-        for name, ending in unfinished
-        + [(name, ending) for name, arm in arms.items() for ending in arm.endings]
-        if ending.state != "finished"
-    ]
-    # An arm without any run is among the lines above.
-    missing += [
-        f"{name} not compared: {unavailable[name, 'changes']}"
-        for name, arm in arms.items()
-        if arm.runs and (name, "changes") in unavailable
-    ]
+            read, reason = tuning_rows(kind, arm, points, reference, costs, plan.baseline)
+            rows += read
+            missing += [f"{name} has no tuning points by {kind}: {reason}"] if reason else []
     table = tidy(rows)
-    return Experiment(plan, table, Numbers(table), arms, costs, late_from, missing, unavailable, sweeps)
+    return Experiment(plan, table, Numbers(table), arms, costs, late_from, missing)
 
 
 def _arm_rows(arm: MeasuredArm) -> list[Row]:

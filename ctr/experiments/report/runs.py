@@ -58,6 +58,9 @@ class Ending:
     reason: str = ""  # why it is not finished; else empty
     config_sha256: str | None = None  # of a finished run
 
+    def line(self, owner: str) -> str:
+        return f"{owner} seed {self.seed} {self.state}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class FamilyBias:

@@ -1,10 +1,11 @@
 """Tables of an experiment, read from its tidy table, for a terminal and for its page alike."""
 
+import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,11 @@ import pandas as pd
 from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
 from ctr.eval.display import Number
-from ctr.experiments.plan import Plan, PlannedArm
+from ctr.experiments.plan import PlannedArm
 from ctr.experiments.report.costs import COST_KINDS
-from ctr.experiments.report.predictions import LATE
+from ctr.experiments.report.predictions import LATE, WHOLE
 from ctr.experiments.report.results import Experiment
+from ctr.experiments.report.tuning_points import CURVE_COSTS
 
 PAPER = "paper"  # column of published values
 _PAPER_NOTE = (
@@ -23,38 +25,62 @@ _PAPER_NOTE = (
 )
 _SIGNIFICANT = "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign."
 _SLICES_SHOWN = 20  # of an arm, where the experiment names none
-_LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
+TABLE_WIDTH = 120  # of a terminal, in characters, which only reasons exceed
 
 Cells = dict[str, Any]  # texts of an arm by head
 
 
-@dataclass(frozen=True)
-class ArmTable:
+class ArmTable(NamedTuple):
     """Table with rows of arms, which its first column names; ``notes`` say how to read it."""
 
     title: str
     cells: pd.DataFrame
-    notes: tuple[str, ...]
+    notes: list[str]
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
     """Returns the tables of which anything is known."""
-    plan, tables = experiment.plan, []
-    rounds = f" over {experiment.costs.rounds} rounds" if experiment.costs.rounds else ""
+    tables = []
+    scored = " ".join(
+        f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
+        for word, time in zip(("from", "before"), experiment.plan.scored_us or (0, MAX_TIME_US), strict=True)
+        if 0 < time < MAX_TIME_US
+    )
+    words = {
+        "rounds": f" over {experiment.costs.rounds} rounds" if experiment.costs.rounds else "",
+        "scored": f"Only predictions {scored} (UTC) count." if scored else "",
+    }
     for title, rows_of, notes in _TABLES:
-        rows = [
-            {"arm": arm.name, **{head: str(text or display.ABSENT) for head, text in cells.items()}}
-            for arm in plan.arms
-            for cells in rows_of(experiment, arm)
-        ]
-        cells = pd.DataFrame(rows).fillna(display.ABSENT)
-        # Columns that say nothing of any arm.
-        cells = cells[[head for head in cells if not (cells[head] == display.ABSENT).all()]]
+        rows = [{"arm": arm.name, **row} for arm in experiment.plan.arms for row in rows_of(experiment, arm)]
+        cells = pd.DataFrame(rows).replace({"": None, display.ABSENT: None})
+        # Without the columns that say nothing of any arm.
+        cells = cells.dropna(axis="columns", how="all").fillna(display.ABSENT).astype(str)
         if len(cells.columns) > 1:
-            lines = notes.format(rounds=rounds, scored=_scored(plan)).strip().split("\n")
-            lines += [_PAPER_NOTE] if any(str(head).startswith(PAPER) for head in cells) else []
-            tables.append(ArmTable(title, cells, tuple(lines)))
+            lines = notes.format(**words).strip().split("\n")
+            lines += [_PAPER_NOTE] if any(head.startswith(PAPER) for head in cells) else []
+            tables.append(ArmTable(title, cells, lines))
     return tables
+
+
+def table_lines(experiment: Experiment) -> list[str]:
+    """Returns the lines of all tables for a terminal of `TABLE_WIDTH`, and the missing results."""
+    lines = []
+    for title, cells, notes in experiment_tables(experiment):
+        # The others are on the page alone.
+        cells = cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
+        cells.columns = [
+            "",
+            *(head.strip().replace("inference FLOPs", "FLOPs") for head in cells.columns[1:]),
+        ]
+        for column, head in enumerate(cells.columns):
+            width = {"": 24, PAPER: 14}.get(head, 36)
+            cells.isetitem(
+                column, [textwrap.shorten(text, width, placeholder="…") for text in cells.iloc[:, column]]
+            )
+        lines += ["", title, *display.aligned([[*cells.columns], *cells.to_numpy().tolist()]), *notes]
+    if experiment.missing:
+        lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
+    return lines
 
 
 def is_significant(experiment: Experiment, metric: str, **keys: object) -> bool:
@@ -68,12 +94,9 @@ def _number(experiment: Experiment, metric: str, **keys: object) -> Number:
 
 
 def _change(experiment: Experiment, metric: str, decimals: int | None = None, **keys: object) -> str:
-    """Formats a change in percent, with a star where it is significant; empty where it is unknown."""
-    number = experiment.numbers(f"{metric}_change_percent", **keys)
-    if number is None:
-        return ""
-    star = "*" if is_significant(experiment, metric, **keys) else " "
-    return number.whole(_decimals_within(number) if decimals is None else decimals, signed=True) + star
+    """Formats a change in percent, with a star where it is significant."""
+    star = "*" if is_significant(experiment, metric, **keys) else ""
+    return _number(experiment, f"{metric}_change_percent", **keys).whole(decimals, signed=True) + star
 
 
 def _accuracy(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
@@ -81,9 +104,8 @@ def _accuracy(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
     by_seed = [number.value for number in numbers.values() if number.value is not None]
     spread = "one seed" if by_seed else ""
     if len(by_seed) > 1:
-        decimals = _decimals_within(Number(None, min(by_seed), max(by_seed)))
-        low, high = (display.fixed(end, decimals, signed=True) for end in (min(by_seed), max(by_seed)))
-        spread = f"{low}..{high} ± {display.fixed(float(np.std(by_seed, ddof=1)), decimals)}"
+        low, high = (display.fixed(end, 2, signed=True) for end in (min(by_seed), max(by_seed)))
+        spread = f"{low}..{high} ± {np.std(by_seed, ddof=1):.2f}"
     yield {
         "PerQueryAUC": _number(experiment, "per_query_auc", arm=name).text(5),
         "change, % [95%]": _change(experiment, "per_query_auc", arm=name),
@@ -121,12 +143,10 @@ def _costs(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
 
 
 def _predictions(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    late, whole, ratio = (
-        _number(experiment, metric, arm=arm.name, window=part)
-        for metric, part in zip(
-            ("prediction_difference",) * 2 + ("prediction_difference_ratio",), (LATE, "", LATE)
-        )
+    late, whole = (
+        _number(experiment, "prediction_difference", arm=arm.name, window=part) for part in (LATE, WHOLE)
     )
+    ratio = _number(experiment, "prediction_difference_ratio", arm=arm.name, window=LATE)
     # Points of a sweep rarely have two seeds.
     if late.value is None and arm.of is not None:
         return
@@ -165,19 +185,20 @@ def _retrains(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
 
 
 def _tuning(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    for (name, kind), sweep in experiment.sweeps.items():
-        if name != arm.name:
-            continue
-        cells: Cells = {"cost by": {"flops": "FLOPs"}.get(kind, kind)}
+    for kind in CURVE_COSTS:
+        cells = {}
         for head, metric, decimals in (
             ("accuracy at neutral cost, %", f"accuracy_change_at_neutral_{kind}", 3),
             ("cost at neutral accuracy, %", f"{kind}_change_at_neutral_accuracy", 1),
         ):
-            text = _number(experiment, metric, arm=name).times(100).whole(decimals, signed=True)
-            bound = sweep["bounds"].get(metric)
-            cells[head] = f"{bound} {text}, beyond the sweep" if bound else text
-        count, lacking = len(sweep["points"]), len(sweep["left_out"])
-        yield {**cells, "points": f"{count} of {count + lacking}" if lacking else str(count)}
+            number = _number(experiment, metric, arm=arm.name).times(100)
+            bound = "<" if number.low == -math.inf else ">" if number.high == math.inf else ""
+            text = number.text(decimals, signed=True)
+            cells[head] = (
+                f"{bound} {text}, beyond the sweep" if bound else number.whole(decimals, signed=True)
+            )
+        if {*cells.values()} != {display.ABSENT}:
+            yield {"cost by": {"flops": "FLOPs"}.get(kind, kind), **cells}
 
 
 def _slices(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
@@ -209,7 +230,7 @@ def _variances(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
     for family, slices in experiment.numbers.by("slice", "slices", arm=arm.name).items():
         keys = {"arm": arm.name, "slice": family}
         deviations = (
-            _number(experiment, metric, **keys).map(lambda value: 100 * float(np.sqrt(value))).text(2)
+            display.fixed(100 * math.sqrt(_number(experiment, metric, **keys).value or 0.0), 2)
             for metric in ("reference_slice_variance", "slice_variance")
         )
         yield {
@@ -220,22 +241,6 @@ def _variances(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
             "variance, % [95%]": _change(experiment, "slice_variance", 1, **keys),
             PAPER: arm.paper.get(f"variance_{family}"),
         }
-
-
-def _decimals_within(number: Number) -> int:
-    """Returns the digits that the interval of a number justifies, within reason."""
-    is_wide = 0 < (number.high or 0.0) - (number.low or 0.0) < np.inf
-    return min(max(_LEAST_DECIMALS, number.decimals), _MOST_DECIMALS) if is_wide else _LEAST_DECIMALS
-
-
-def _scored(plan: Plan) -> str:
-    """Describes the query times that count; a start of 0 and an end of `MAX_TIME_US` are open."""
-    ends = [
-        f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
-        for word, time in zip(("from", "before"), plan.scored_us or (0, MAX_TIME_US), strict=True)
-        if 0 < time < MAX_TIME_US
-    ]
-    return f"Only predictions {' '.join(ends)} (UTC) count." if ends else ""
 
 
 _TABLES: tuple[tuple[str, Callable[[Experiment, PlannedArm], Iterator[Cells]], str], ...] = (

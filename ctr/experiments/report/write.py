@@ -18,13 +18,9 @@ from ctr.eval.tidy import as_csv
 from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import Experiment, read_experiment
-from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant
+from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant, table_lines
 from ctr.experiments.report.tuning_points import ACCURACY
 
-TABLE_WIDTH = 120  # of a terminal, in characters
-
-_WIDTHS = {"arm": 30, PAPER: 14, f"{PAPER} ": 14, "slice": 36}  # of columns of words in a terminal
-_LEAST_WIDTH = 12
 _DRAWN = 6  # arms in a figure by decile
 
 
@@ -48,7 +44,7 @@ def write_experiment(folder: Path) -> str:
 
 
 def as_text(experiment: Experiment) -> str:
-    """Formats the tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
+    """Formats the tables for a terminal."""
     plan = experiment.plan
     others = [
         f"{arm.name} against {reference.name}"
@@ -59,32 +55,6 @@ def as_text(experiment: Experiment) -> str:
     against = f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}"
     lines = [" ".join(plan.title.split()), against, *others, *table_lines(experiment)]
     return "\n".join(lines) + "\n"
-
-
-def table_lines(experiment: Experiment) -> list[str]:
-    """Returns the lines of all tables, with long texts cut, and the missing results."""
-    lines = []
-    for table in experiment_tables(experiment):
-        # The others are on the page alone.
-        cells = table.cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
-        for head, width in _WIDTHS.items():
-            if head in cells:
-                cells[head] = [_cut(text, width) for text in cells[head]]
-        heads = ["", *(str(head).strip().replace("inference FLOPs", "FLOPs") for head in cells.columns[1:])]
-        aligned = display.aligned([heads, *cells.to_numpy().tolist()])
-        if (excess := max(map(len, aligned)) - TABLE_WIDTH) > 0:
-            width = max(int(cells["arm"].str.len().max()) - excess, _LEAST_WIDTH)
-            cells["arm"] = [_cut(text, width) for text in cells["arm"]]
-            aligned = display.aligned([heads, *cells.to_numpy().tolist()])
-        lines += ["", table.title, *aligned, *table.notes]
-    if experiment.missing:
-        lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
-    return lines
-
-
-def _cut(text: str, width: int) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
 def experiment_context(experiment: Experiment) -> PageContext:

@@ -10,7 +10,8 @@ import pytest
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.windows import Sums
-from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
+from ctr.experiments.report.tables import TABLE_WIDTH
+from ctr.experiments.report.write import write_experiment
 from experiment_folders import page_of, result_of, told, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan, write_sums
