@@ -75,14 +75,17 @@ def _measure_all(
         group = [*base, *others[begin : begin + _ARMS_AT_ONCE]]
         configs = {name: calls[name].config.model_dump(mode="json") for name in group}
         wanted = {"log": str(folders.log), "configs": configs, "base": group[0], "rounds": rounds}
-        ended: list[Outcome | None] = []
+
+        def report(_: Job, outcome: Outcome | None, names: str = ", ".join(group)) -> None:
+            if outcome is not None and outcome.error:
+                failures[names] = outcome
+
         with tempfile.TemporaryDirectory() as temporary:
             files = Path(temporary) / "wanted.json", Path(temporary) / "result.json"
             files[0].write_text(json.dumps(wanted))
             job = Job("costs", tuple(map(str, files)), module="ctr.experiments.measure")
-            run_jobs([job], 1, lambda _, outcome: ended.append(outcome), "", folders.out / "outcomes")
-            if (outcome := ended[-1]) is not None and outcome.error:
-                failures[", ".join(configs)] = outcome
+            run_jobs([job], 1, report, "", folders.out / "outcomes")
+            if ", ".join(group) in failures:
                 continue
             result: dict[str, dict[str, Any]] = json.loads(files[1].read_bytes())
         # Only ratios, of the same rounds, compare arms: milliseconds are the first group's baseline times them.

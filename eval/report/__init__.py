@@ -20,7 +20,7 @@ from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.report import figures, words
 from ctr.eval.report.courses import baseline_loglosses, by_day, has_event_time, merged_course, middle_times
 from ctr.eval.report.figures import Figure, Line
-from ctr.eval.report.page import PageContext, Section, check_page, render_page, write_page
+from ctr.eval.report.page import PageContext, Section, is_page, render_page
 from ctr.eval.report.runs import ShownRun, show_runs, subject_of
 from ctr.eval.run_comparison import (
     COSTS,
@@ -33,6 +33,7 @@ from ctr.eval.run_comparison import (
 from ctr.eval.run_files import COMPARED
 from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
+from ctr.io.files import check_output_file, make_folder, write_atomic_bytes
 
 _FEATURES_DRAWN, _FEWEST_SLICES = 15, 5
 _ROWS_SHOWN, _ROWS_COMPARED = 25, 12  # of a table that does not open on a click: of a run, and of several
@@ -59,8 +60,10 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     if not runs:
         raise InputError("a report needs at least one run directory, got none")
     path = runs[0] / "report.html" if out is None else out
-    check_page(path)
-    write_page(path, render_report(runs))
+    check_output_file(path, "a report of ctr", is_page)
+    page = render_report(runs)
+    make_folder(path.parent)
+    write_atomic_bytes(path, page.encode())
     return path
 
 

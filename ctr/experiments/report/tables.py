@@ -119,6 +119,8 @@ def _accuracy(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
 
 
 def _costs(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+    if arm.name not in experiment.costs.arms:
+        return
     changes = {
         kind: _number(experiment, f"{kind}_ratio", arm=arm.name)
         .map(lambda value: 100 * (value - 1))

@@ -12,7 +12,7 @@ from ctr.eval import display
 from ctr.eval.display import Number
 from ctr.eval.report import figures
 from ctr.eval.report.figures import Figure, Point
-from ctr.eval.report.page import PageContext, Section, render_page, write_page
+from ctr.eval.report.page import PageContext, Section, render_page
 from ctr.eval.run_files import config_text
 from ctr.eval.tidy import as_csv
 from ctr.experiments.report.costs import cost_ratios
@@ -20,6 +20,7 @@ from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant, table_lines
 from ctr.experiments.report.tuning_points import ACCURACY
+from ctr.io.files import write_atomic_bytes
 
 _DRAWN = 6  # arms in a figure by decile
 
@@ -39,7 +40,7 @@ def write_experiment(folder: Path) -> str:
         ("table.txt", text),
         ("report.html", render_page(experiment_context(experiment))),
     ):
-        write_page(folder / name, content)
+        write_atomic_bytes(folder / name, content.encode())
     return text
 
 
@@ -73,7 +74,7 @@ def experiment_context(experiment: Experiment) -> PageContext:
 def result_sections(experiment: Experiment) -> list[Section]:
     """Returns the sections with the tables and figures, at most five, of an experiment."""
     marks = [arm.name for arm in experiment.plan.arms if arm.of is None]
-    drawn = [_frontier(experiment, marks, kind) for kind in ("train_time", "train_flops")]
+    drawn = [_frontier(experiment, kind) for kind in ("train_time", "train_flops")]
     for title, metric, factor, keys, note in (
         ("Change in PerQueryAUC, %", f"{ACCURACY}_change_percent", 1.0, {}, "with 95% intervals"),
         (
@@ -118,36 +119,31 @@ def verdicts(experiment: Experiment) -> list[str]:
     return texts or ["No arm could be compared with another one."]
 
 
-def _frontier(experiment: Experiment, marks: Sequence[str], kind: str) -> Figure | None:
+def _frontier(experiment: Experiment, kind: str) -> Figure | None:
     """Draws accuracy over a training cost, both relative to the baseline's, of all arms and sweeps, as FF figure 1."""
-    plan, numbers, points = experiment.plan, experiment.numbers, dict[str, Point]()
+    plan, numbers = experiment.plan, experiment.numbers
     base, base_costs = numbers(ACCURACY, arm=plan.baseline), experiment.costs.arms.get(plan.baseline)
-    for arm in plan.arms:
-        accuracy, reference = numbers(ACCURACY, arm=arm.name), plan.reference(arm)
-        cost = cost_ratios(experiment.costs.arms.get(arm.name), base_costs, base_costs).get(kind)
-        if not (base and base.value and accuracy and accuracy.value is not None and cost):
-            continue
-        change = Number(100 * (accuracy.value / base.value - 1))
-        if reference is not None and reference.name == plan.baseline:
-            # With its interval; over the seeds of both.
-            change = numbers(f"{ACCURACY}_change_percent", arm=arm.name) or change
-        name = arm.name if arm.of is None else arm.point or arm.name
-        percent = cost.map(lambda value: 100 * (value - 1))
-        points[arm.name] = Point(name, percent, change, marks.index(arm.of or arm.name))
-    if len(points) < 2:
+    lines = []
+    for arm in [arm for arm in plan.arms if arm.of is None]:
+        points = []
+        for entry in (arm, *plan.points(arm)):
+            accuracy, reference = numbers(ACCURACY, arm=entry.name), plan.reference(entry)
+            cost = cost_ratios(experiment.costs.arms.get(entry.name), base_costs, base_costs).get(kind)
+            if not (base and base.value and accuracy and accuracy.value is not None and cost):
+                continue
+            change = Number(100 * (accuracy.value / base.value - 1))
+            if reference is not None and reference.name == plan.baseline:
+                # With its interval; over the seeds of both.
+                change = numbers(f"{ACCURACY}_change_percent", arm=entry.name) or change
+            percent = cost.map(lambda value: 100 * (value - 1))
+            points.append(Point(entry.point or "", percent, change))
+        lines.append(sorted(points, key=lambda point: point.x.value or 0.0))
+    if sum(map(len, lines)) < 2:
         return None
-    names = list(points)
-    joined = []
-    for arm in plan.arms:
-        line = [name for name in (arm.name, *(point.name for point in plan.points(arm))) if name in points]
-        if len(line) > 1:
-            joined.append(sorted(map(names.index, line), key=lambda at: points[names[at]].x.value or 0.0))
     what = "time" if kind == "train_time" else "FLOPs"
-    note = "of the baseline's; lines join sweeps" if joined else "of the baseline's"
     labels = f"change in training {what}, %", "change in PerQueryAUC, %"
-    return figures.plane(
-        f"PerQueryAUC over training {what}", list(points.values()), labels, joined=joined, note=note
-    )
+    note = "of the baseline's; lines join sweeps" if max(map(len, lines)) > 1 else "of the baseline's"
+    return figures.plane(f"PerQueryAUC over training {what}", lines, labels, note=note)
 
 
 def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
