@@ -19,8 +19,6 @@ ABSENT = "–"
 _HIGHER_IS_BETTER = {"per_query_auc": True, "auc": True, "logloss": False, "normalized_entropy": False}
 _DECIMALS = 5
 _MOST_DECIMALS = 9
-
-
 VERDICT_WIDTH = len("not significant")
 
 

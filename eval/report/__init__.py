@@ -21,14 +21,14 @@ from ctr.eval.report import figures, words
 from ctr.eval.report.courses import baseline_loglosses, by_day, has_event_time, merged_course, middle_times
 from ctr.eval.report.figures import Figure, Line
 from ctr.eval.report.page import PageContext, Section, is_page, render_page
-from ctr.eval.report.runs import ShownRun, show_runs, subject_of
+from ctr.eval.report.runs import FeatureFacts, ShownRun, show_runs
 from ctr.eval.run_comparison import (
     COSTS,
     SEED_NOTE,
     NotComparableError,
     RunComparison,
     compare_read_runs,
-    leaves,
+    differing_keys,
 )
 from ctr.eval.run_files import COMPARED
 from ctr.eval.timeline import Timeline
@@ -76,7 +76,6 @@ def report_context(folders: Sequence[Path]) -> PageContext:
     """Returns the content of the page about runs; raises InputError where a run cannot be read."""
     runs = show_runs(folders)
     compared = _compare(runs)
-    subjects = {subject_of(folder) for folder in folders}
     lead = (
         f"{', '.join(shown.name for shown in runs)}{_period(runs)}. Every example was scored before the model was "
         "trained on it, so all metrics are on data not yet trained on. Intervals are 95%, over queries."
@@ -92,9 +91,7 @@ def report_context(folders: Sequence[Path]) -> PageContext:
         _configuration(runs),
     )
     return PageContext(
-        title=f"Prediction of {subjects.pop()}"
-        if len(subjects) == 1 and any(subjects)
-        else "Training report",
+        title="Training report",
         lead=[lead],
         verdict=_verdicts(runs, compared),
         warnings=_warnings(runs),
@@ -125,13 +122,12 @@ def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
 
 def _warnings(runs: Sequence[ShownRun]) -> list[str]:
     """Returns the runs' warnings, each with the run's name."""
-    texts = []
-    for shown in runs:
-        summary = shown.run.summary
-        more = summary.get("warnings", [])
-        warnings = [summary.get("calibration_warning"), *(more if isinstance(more, list) else [])]
-        texts += [f"{shown.name}: {text}" for text in warnings if text]
-    return texts
+    return [
+        f"{shown.name}: {text}"
+        for shown in runs
+        for text in (shown.facts.calibration_warning, *shown.facts.warnings)
+        if text
+    ]
 
 
 def _period(runs: Sequence[ShownRun]) -> str:
@@ -178,7 +174,18 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         if isinstance(result, str):
             continue
         names = runs[0].name, runs[index].name
-        tables.append((f"{names[1]} minus {names[0]}, paired by query", _comparison_table(result, names)))
+        compared_heads = [
+            "metric",
+            *names,
+            "difference, or ratio",
+            "95% interval, or range",
+            "relative",
+            "verdict",
+        ]
+        cells = [*result.metric_cells(), *([*row[:5], "", row[5]] for row in result.cost_cells())]
+        # Two runs may have such names, but columns are read by position.
+        table = pd.DataFrame(cells, columns=compared_heads)
+        tables.append((f"{names[1]} minus {names[0]}, paired by query", table))
         said += [_prediction_words(result, names[1]), *([SEED_NOTE] if result.differs_by_seed else [])]
     said += next((result.cost_notes for result in compared.values() if not isinstance(result, str)), [])
     keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
@@ -205,19 +212,6 @@ def _last_window_row(shown: ShownRun) -> list[list[str]]:
     return [["last window", auc, "–", loss, "–", "–", ratio] for _, _, auc, loss, ratio in rows]
 
 
-def _comparison_table(comparison: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
-    rows = []
-    for metric, row in comparison.metrics.iterrows():
-        relative = display.fixed(row["relative_percent"], 2, signed=True)
-        rows.append([*comparison.metric_cells(str(metric)), relative, row["verdict"]])
-    for key in comparison.costs:
-        title, a, b, ratio, bounds, verdict = comparison.cost_cells(key)
-        rows.append([title, a, b, ratio, bounds, "", verdict.strip()])
-    heads = ["metric", *names, "difference, or ratio", "95% interval, or range", "relative, %", "verdict"]
-    # Two runs may have such names, but columns are read by position.
-    return pd.DataFrame(rows, columns=heads)
-
-
 def _prediction_words(comparison: RunComparison, name: str) -> str:
     if comparison.predictions is None:
         return f"The prediction difference of {name} is unknown: {comparison.no_predictions}."
@@ -231,10 +225,7 @@ def _prediction_words(comparison: RunComparison, name: str) -> str:
 def _label_tables(runs: Sequence[ShownRun]) -> list[tuple[str, pd.DataFrame]]:
     rows = []
     for shown in runs:
-        labels = shown.run.summary.get("labels", {})
-        if not isinstance(labels, dict) or not all(isinstance(entry, dict) for entry in labels.values()):
-            raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
-        for name, label in labels.items():
+        for name, label in shown.facts.labels.items():
             numbers = [
                 Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
             ]
@@ -343,7 +334,7 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
     for feature in features:
         sliced = [shown for shown in runs if feature in shown.run.metrics.slices]
         tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
-        names = next((mapping for shown in runs if (mapping := shown.slice_names.get(feature))), {})
+        names = next((mapping for shown in runs if (mapping := shown.facts.slice_names.get(feature))), {})
         # Stable: of equal weight the smaller id.
         most = max(SLICES_SHOWN // len(runs), _FEWEST_SLICES)
         heaviest = tables[0].sort_values("weight", ascending=False, kind="stable").index[:most].tolist()
@@ -434,19 +425,22 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
             drawn.append(figures.by_name("Increase of logloss without a feature",
                                          [certain.get(shown.name, {}) for shown in runs], names))  # fmt: skip
     others = [name for features in measured.values() for name in features]
-    others += [name for shown in runs for name in shown.features]
+    others += [name for shown in runs for name in shown.facts.features]
     every = dict.fromkeys([*(name for features in certain.values() for name in features), *others])
     rows = []
     for name in every:
         for shown in runs:
-            about, entry = shown.features.get(name, {}), measured.get(shown.name, {}).get(name)
-            shares = [display.ABSENT if (share := about.get(key)) is None else display.percent(share)
-                      for key in ("missing", "out_of_range")]  # fmt: skip
+            about, entry = (
+                shown.facts.features.get(name, FeatureFacts()),
+                measured.get(shown.name, {}).get(name),
+            )
+            shares = [display.ABSENT if share is None else display.percent(share)
+                      for share in (about.missing, about.out_of_range)]  # fmt: skip
             cells = ["not measured" if entry is None else "no certain effect", ""]
             if entry is not None and entry.verdict.startswith("yes"):
                 cells = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
             way = "shuffled" if entry is not None and entry.is_shuffled else ""
-            rows.append([name, shown.name, str(about.get("kind", "")), *shares, *cells, way])
+            rows.append([name, shown.name, about.kind, *shares, *cells, way])
     if not rows:
         return None
     effects = ["increase of logloss", "of the logloss", "by"]
@@ -481,23 +475,20 @@ def _faults(runs: Sequence[ShownRun]) -> Section | None:
 
 def _configuration(runs: Sequence[ShownRun]) -> Section:
     names = [shown.name for shown in runs]
-    trees = [leaves(shown.run.config) for shown in runs]
     said, tables = [], []
     if len(runs) > 1:
-        differing = _differing(trees)
-        if differing:
-            tables.append(
-                ("Keys of the configuration that differ", pd.DataFrame(differing, columns=["key", *names]))
-            )
-        else:
+        for title, trees in (
+            ("Keys of the configuration that differ", {shown.name: shown.run.config for shown in runs}),
+            (
+                "Entries of the environment that differ: speeds may differ by more than the configuration",
+                {shown.name: shown.environment for shown in runs},
+            ),
+        ):
+            rows = [[entry.key, *map(entry.shown, names)] for entry in differing_keys(trees)]
+            tables += [(title, pd.DataFrame(rows, columns=["key", *names]))] if rows else []
+        if not differing_keys({shown.name: shown.run.config for shown in runs}):
             said.append("The configurations are equal.")
-        other = _differing([shown.environment for shown in runs])
-        if other:
-            title = "Entries of the environment that differ: speeds may differ by more than the configuration"
-            tables.append((title, pd.DataFrame(other, columns=["key", *names])))
-    for shown in runs:
-        notes = shown.run.summary.get("notes", [])
-        said += [f"{shown.name}: {note}." for note in notes if isinstance(notes, list)]
+    said += [f"{shown.name}: {note}." for shown in runs for note in shown.facts.notes]
     said.append(
         "To repeat a run: save its configuration as config.yaml; then ctr train LOG --config config.yaml --out "
         "NEW_RUN in the same environment gives the same bits from the same log."
@@ -519,13 +510,3 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
     ]
     folded += [(f"Configuration of {shown.name}", shown.config) for shown in runs]
     return Section("Configuration", said, tables=tables, folded=folded)
-
-
-def _differing(trees: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Returns the keys that differ between trees of settings, with their values as text."""
-    rows = []
-    for key in sorted(set().union(*trees)):
-        values = [json.dumps(tree[key], default=str) if key in tree else display.ABSENT for tree in trees]
-        if len(set(values)) > 1:
-            rows.append([key, *values])
-    return rows

@@ -333,8 +333,8 @@ def test_the_report_is_whole_and_escaped(experiment):
         "Predicted / actual clicks",
     ]
     check_context(context)
-    frontier = html.images()[0]
-    assert all(f">{name}</text>" in frontier for name in ("base", "dcn", "optimizer", "narrow", "wide"))
+    # Arms have colors and signs, which the legend names.
+    assert all(f">{name}</text>" in html.images()[0] for name in ("narrow", "wide"))
     result = result_of(experiment)
     cells = rows_of(tables_of(section_of(context, ACCURACY))[0])["dcn"]
     assert cells["change, % [95%]"].startswith(f"{result('per_query_auc_change_percent', 'dcn'):+.1f} [")
