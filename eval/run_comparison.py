@@ -172,7 +172,7 @@ class RunComparison:
         return "\n".join(lines)
 
     def metric_cells(self) -> list[list[str]]:
-        """For each metric its title, both values, the difference, its interval, the change in percent, and a verdict."""
+        """For each metric its title, both values, the difference, its interval, the relative change, a verdict."""
         rows = []
         for metric, values in self.metrics.iterrows():
             ends = map(float, values[["a", "b", "difference", "ci95_low", "ci95_high"]])

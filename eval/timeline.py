@@ -93,11 +93,9 @@ class Timeline:
         coarse.sums = np.add.reduceat(self.sums, starts, axis=0)
         return coarse
 
-    def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """Estimates a metric of `SERIES` for each entry, or for all entries up to it; replicates [32, W]."""
+    def estimate(self, metric: str) -> Estimate:
+        """Estimates a metric of `SERIES` for each entry; replicates [32, W]."""
         over, under = (self.sums[..., SUMS.index(name)].T for name in SERIES[metric])
-        if cumulative:
-            over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
         without = np.ones((GROUPS, GROUPS)) - np.eye(GROUPS)
         return Estimate(
             point=ratio(over.sum(axis=0), under.sum(axis=0)),
@@ -106,13 +104,16 @@ class Timeline:
             scale="logit" if metric == "per_query_auc" else "log",
         )
 
-    def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def series(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """A metric of `SERIES` and the interval's ends, each [W]."""
+        estimate = self.estimate(metric)
+        if metric == "calibration_ratio":
+            return estimate.point, *click_ratio_interval(estimate, self.sums[..., SUMS.index("clicks")].T)
+        return estimate.point, *estimate.interval()
+
+    def click_ratio(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Predicted over actual clicks and the interval's ends, each [W]; NaN without clicks."""
-        clicks = self.sums[..., SUMS.index("clicks")].T
-        estimate = self.estimate("calibration_ratio", cumulative=cumulative)
-        return estimate.point, *click_ratio_interval(
-            estimate, np.cumsum(clicks, axis=1) if cumulative else clicks
-        )
+        return self.series("calibration_ratio")
 
     def last_window(self) -> Self:
         """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.

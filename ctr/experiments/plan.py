@@ -89,22 +89,6 @@ class PlannedArm(Record):
         return self.title or self.name
 
 
-class PlannedTeacher(Record):
-    """Model that arms learn from; ``sidecar`` is the name under which the log has its predictions."""
-
-    name: str
-    folder: Inside
-    sidecar: str | None = None
-
-
-class PlannedSampling(Record):
-    """Rows that arms learn from; ``sidecar`` is the name under which the log has the decisions."""
-
-    name: str
-    sidecar: str | None = None
-    config: dict[str, Any] = {}
-
-
 class Plan(Record):
     """Plan of an experiment."""
 
@@ -117,8 +101,8 @@ class Plan(Record):
     ctr_version: str
     baseline: str
     arms: list[PlannedArm]  # the file's arms, then the points of the sweep
-    teachers: list[PlannedTeacher] = []
-    samplings: list[PlannedSampling] = []
+    teachers: dict[str, Inside] = {}  # folder by name
+    samplings: dict[str, dict[str, Any]] = {}  # configuration by name
     slices: list[ShownSlice] = []
     scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
 

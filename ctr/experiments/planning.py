@@ -26,8 +26,6 @@ from ctr.experiments.plan import (
     PlannedArm,
     PlannedFamily,
     PlannedRun,
-    PlannedSampling,
-    PlannedTeacher,
     ShownSlice,
 )
 from ctr.io.errors import InputError
@@ -94,14 +92,8 @@ def make_plan(
         ctr_version=__version__,
         baseline=BASELINE,
         arms=planned,
-        teachers=[
-            PlannedTeacher(name=call.owner.removeprefix("teacher-"), folder=call.folder, sidecar=call.sidecar)
-            for call in calls.teachers.values()
-        ],
-        samplings=[
-            PlannedSampling(name=name, sidecar=call.sidecar, config=call.config.model_dump(mode="json"))
-            for name, call in calls.samplings.items()
-        ],
+        teachers={call.owner.removeprefix("teacher-"): call.folder for call in calls.teachers.values()},
+        samplings={name: call.config.model_dump(mode="json") for name, call in calls.samplings.items()},
         slices=[ShownSlice(name=name, **shown.model_dump()) for name, shown in experiment.slices.items()],
         scored_us=None if scored == TimeRange() else (scored.start_us, scored.end_us),
     )

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display, run_files
-from ctr.eval.arrays import FloatArray
 from ctr.eval.click_ratio import describe
 from ctr.eval.display import Number
 from ctr.eval.intervals import difference
@@ -38,7 +37,6 @@ from ctr.io.files import check_output_file, make_folder, write_atomic_bytes
 _FEATURES_DRAWN, _FEWEST_SLICES = 15, 5
 _ROWS_SHOWN, _ROWS_COMPARED = 25, 12  # of a table that does not open on a click: of a run, and of several
 _RATIO = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
-_WITHIN = {"per_query_auc": (0.0, 1.0), "logloss": (0.0, np.inf), "calibration_ratio": (0.0, np.inf)}
 _PAIRED = {"per_query_auc": "PerQueryAUC", "logloss": "logloss"}
 _COUNTS = {
     "log_rows": "rows of the log",
@@ -169,6 +167,14 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         ]
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
+    # Further labels are measured over the rows of which they are known.
+    for shown in runs:
+        for name, label in shown.facts.labels.items():
+            numbers = [
+                Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
+            ]
+            title = f"{shown.name}: {name}, {display.amount(label.get('examples'))} examples"
+            rows.append([title, *(number.whole() for number in numbers)])
     tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
     for index, result in compared.items():
         if isinstance(result, str):
@@ -191,7 +197,7 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
     keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
     costs = [[shown.name, *(display.amount(shown.run.number(key)) for key in keys)] for shown in runs]
     heads = ["run", *COSTS.values(), "seconds in all", "examples", "queries", "queries scored"]
-    tables += [("Cost and size", pd.DataFrame(costs, columns=heads)), *_label_tables(runs)]
+    tables.append(("Cost and size", pd.DataFrame(costs, columns=heads)))
     return Section("Results", said, tables=tables, folded=folded)
 
 
@@ -222,42 +228,22 @@ def _prediction_words(comparison: RunComparison, name: str) -> str:
     )
 
 
-def _label_tables(runs: Sequence[ShownRun]) -> list[tuple[str, pd.DataFrame]]:
-    rows = []
-    for shown in runs:
-        for name, label in shown.facts.labels.items():
-            numbers = [
-                Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
-            ]
-            cells = [number.whole() for number in numbers]
-            rows.append([shown.name, name, *cells, display.amount(label.get("examples"))])
-    heads = ["run", "label", *(display.METRIC_TITLES[key] for key in COMPARED), "examples"]
-    title = "Further labels, over the rows of which they are known"
-    return [(title, pd.DataFrame(rows, columns=heads))] if rows else []
-
-
 def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     by_time = all(has_event_time(shown.timeline) for shown in runs)
 
     def line(shown: ShownRun, metric: str) -> Line:
         timeline = shown.course
         x = middle_times(timeline).astype("datetime64[us]") if by_time else timeline.windows[:, 0]
-        if metric == "calibration_ratio":
-            return Line(x, *timeline.click_ratio(), look=shown.look)
-        estimate = timeline.estimate(metric)
-        return Line(x, estimate.point, *estimate.interval(), look=shown.look)
+        return Line(x, *timeline.series(metric), look=shown.look)
 
-    drawn: list[Figure | None] = []
-    for metric, title, level in (
-        ("per_query_auc", "PerQueryAUC", 0.5),
-        ("logloss", "logloss", None),
-        ("calibration_ratio", "predicted / actual clicks", 1.0),
-    ):
-        drawn.append(
-            figures.courses(
-                title, [line(shown, metric) for shown in runs], level=level, within=_WITHIN[metric]
-            )
+    drawn = [
+        figures.courses(title, [line(shown, metric) for shown in runs], level=level, within=(0.0, most))
+        for metric, title, level, most in (
+            ("per_query_auc", "PerQueryAUC", 0.5, 1.0),
+            ("logloss", "logloss", None, np.inf),
+            ("calibration_ratio", "predicted / actual clicks", 1.0, np.inf),
         )
+    ]
     if drawn[0] is None:
         windows = [run_files.read_windows(shown.run.folder) for shown in runs]
         lines = [Line(*merged_course(table, "auc"), look=look) for look, table in enumerate(windows)]
@@ -272,15 +258,13 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     if not shown_figures:
         return None
     axis = "event time (UTC)" if by_time else "examples"
-    last = [f"{shown.name} has predicted / actual clicks of {number.whole()}" for shown in runs
-            if (number := _last_ratio(shown)) is not None]  # fmt: skip
+    last = [
+        f"{shown.name} has predicted / actual clicks of {cells[-1]}"
+        for shown in runs
+        for cells in _course_rows(shown.timeline.last_window())
+    ]
     about = f"Over {axis}; a point is a stretch of the pass. In the last window, {'; '.join(last)}."
     return Section("Over time", [about] if last else [], shown_figures)
-
-
-def _last_ratio(shown: ShownRun) -> Number | None:
-    last = shown.timeline.last_window()
-    return Number(*(float(series[0]) for series in last.click_ratio())) if len(last) else None
 
 
 def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: bool) -> Figure | None:
@@ -299,31 +283,20 @@ def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: b
 
 
 def _calibration(runs: Sequence[ShownRun]) -> Section:
-    tables = [shown.deciles for shown in runs]
-    ends = [_columns(table, _RATIO) for table in tables]
-    said = []
-    for shown, table in zip(runs, tables, strict=True):
-        ratio, top = (
-            shown.number("calibration_ratio"),
-            Number(*(float(column[-1]) for column in _columns(table, _RATIO))),
-        )
-        tenth = (
-            f"; {top.whole()} in the tenth of the highest predictions"
-            if np.isfinite(top.value or np.nan)
-            else ""
-        )
+    said, lines = [], []
+    for shown in runs:
+        line = [shown.deciles[name].to_numpy(np.float64) for name in _RATIO]
+        lines.append((line[0], line[1], line[2]))
+        ratio, top = shown.number("calibration_ratio"), Number(*(float(column[-1]) for column in line))
+        tenth = f"; {top.whole()} in the tenth of the highest predictions" if np.isfinite(line[0][-1]) else ""
         verdict = describe(ratio.value, ratio.low, ratio.high)
         said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
     drawn = []
-    if any(np.isfinite(line[0]).any() for line in ends):
-        names = [str(decile) for decile in range(1, 11)]
-        drawn.append(figures.by_group("Predicted / actual clicks", [(row[0], row[1], row[2]) for row in ends], names,
-                                      "decile of prediction", level=1.0))  # fmt: skip
+    if any(np.isfinite(line[0]).any() for line in lines):
+        deciles = [str(decile) for decile in range(1, 11)]
+        title = "Predicted / actual clicks"
+        drawn.append(figures.by_group(title, lines, deciles, "decile of prediction", level=1.0))
     return Section("Calibration", said, drawn)
-
-
-def _columns(table: pd.DataFrame, names: Sequence[str]) -> list[FloatArray]:
-    return [table[name].to_numpy(np.float64) for name in names]
 
 
 def _slices(runs: Sequence[ShownRun]) -> Section | None:
@@ -394,61 +367,60 @@ def _course_rows(timeline: Timeline) -> list[list[str]]:
     """Returns rows, observed click rate, PerQueryAUC, logloss and predicted over actual clicks of each entry."""
     columns = [[display.amount(int(count)) for count in timeline.windows[:, 3]]]
     for metric in ("click_rate", "per_query_auc", "logloss", "calibration_ratio"):
-        estimate = timeline.estimate(metric)
-        ends = (
-            timeline.click_ratio()
-            if metric == "calibration_ratio"
-            else (estimate.point, *estimate.interval())
-        )
-        columns.append([Number(*map(float, number)).whole() for number in zip(*ends, strict=True)])
+        numbers = zip(*timeline.series(metric), strict=True)
+        columns.append([Number(*map(float, number)).whole() for number in numbers])
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def _features(runs: Sequence[ShownRun]) -> Section | None:
-    measured = {shown.name: {feature.name: feature for feature in shown.importance.features}
-                for shown in runs if shown.importance is not None}  # fmt: skip
-    certain = {name: {key: feature.increase for key, feature in features.items() if feature.verdict.startswith("yes")}
-               for name, features in measured.items()}  # fmt: skip
-    names = list(dict.fromkeys(name for features in certain.values() for name in features))[:_FEATURES_DRAWN]
-    said, drawn = [], []
-    if measured:
-        said.append(
+    rows, gains, said = [], [], []
+    for shown in runs:
+        measured = (
+            {} if shown.importance is None else {entry.name: entry for entry in shown.importance.features}
+        )
+        certain = {
+            name: entry.increase for name, entry in measured.items() if entry.verdict.startswith("yes")
+        }
+        gains.append(certain)
+        said += [f"{shown.name}: no feature differs from 0 for certain."] if measured and not certain else []
+        for name in dict.fromkeys([*certain, *measured, *shown.facts.features]):
+            about, entry = shown.facts.features.get(name, FeatureFacts()), measured.get(name)
+            shares = [
+                display.ABSENT if share is None else display.percent(share)
+                for share in (about.missing, about.out_of_range)
+            ]
+            effect = ["not measured" if entry is None else "no certain effect", "", ""]
+            if entry is not None and name in certain:
+                effect[:2] = entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"
+            if entry is not None and entry.is_shuffled:
+                effect[2] = "shuffled"
+            rows.append([name, shown.name, about.kind, *shares, *effect])
+    if not rows:
+        return None
+    if any(shown.importance is not None for shown in runs):
+        said.insert(
+            0,
             "Importance is by how much the logloss of a row grows when the model does not know a feature's value. It "
             "says what the model uses, not what causes clicks; of features that carry the same information each looks "
             "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
-            "unknown values, whose values are exchanged between neighboring rows instead."
+            "unknown values, whose values are exchanged between neighboring rows instead.",
         )
-        said += [
-            f"{name}: no feature differs from 0 for certain." for name, gains in certain.items() if not gains
-        ]
-        if names:
-            drawn.append(figures.by_name("Increase of logloss without a feature",
-                                         [certain.get(shown.name, {}) for shown in runs], names))  # fmt: skip
-    others = [name for features in measured.values() for name in features]
-    others += [name for shown in runs for name in shown.facts.features]
-    every = dict.fromkeys([*(name for features in certain.values() for name in features), *others])
-    rows = []
-    for name in every:
-        for shown in runs:
-            about, entry = (
-                shown.facts.features.get(name, FeatureFacts()),
-                measured.get(shown.name, {}).get(name),
-            )
-            shares = [display.ABSENT if share is None else display.percent(share)
-                      for share in (about.missing, about.out_of_range)]  # fmt: skip
-            cells = ["not measured" if entry is None else "no certain effect", ""]
-            if entry is not None and entry.verdict.startswith("yes"):
-                cells = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
-            way = "shuffled" if entry is not None and entry.is_shuffled else ""
-            rows.append([name, shown.name, about.kind, *shares, *cells, way])
-    if not rows:
-        return None
-    effects = ["increase of logloss", "of the logloss", "by"]
-    heads = ["feature", "run", "kind", "missing", "out of range", *effects]
+    names = [*dict.fromkeys(name for certain in gains for name in certain)][:_FEATURES_DRAWN]
+    drawn = [figures.by_name("Increase of logloss without a feature", gains, names)] if names else []
+    heads = [
+        "feature",
+        "run",
+        "kind",
+        "missing",
+        "out of range",
+        "increase of logloss",
+        "of the logloss",
+        "by",
+    ]
     table = pd.DataFrame(rows, columns=heads)
-    table = table.drop(
-        columns=[name for name in ("by",) if not table[name].any()] + ["run"] * (len(runs) == 1)
-    )
+    order = [*dict.fromkeys(table["feature"])]
+    table = table.sort_values("feature", key=lambda column: column.map(order.index), kind="stable")
+    table = table.drop(columns=["by"] * (not table["by"].any()) + ["run"] * (len(runs) == 1))
     return _table_section("Features", said, drawn, table)
 
 

@@ -162,11 +162,11 @@ def family_biases(run: Run, families: list[PlannedFamily]) -> dict[str, FamilyBi
 def shared_failures(folder: Path, plan: Plan) -> list[str]:
     """Returns a line for each teacher and sampling that failed; runs that need them are missing."""
     files = {
-        f"teacher {teacher.name}": f"teacher-{glob.escape(teacher.name)}-seed-*.txt"
-        for teacher in plan.teachers
-        if not (folder / teacher.folder / "summary.json").exists()
+        f"teacher {name}": f"teacher-{glob.escape(name)}-seed-*.txt"
+        for name, run in plan.teachers.items()
+        if not (folder / run / "summary.json").exists()
     }
-    files |= {f"sampling {item.name}": f"sampling-{glob.escape(item.name)}.txt" for item in plan.samplings}
+    files |= {f"sampling {name}": f"sampling-{glob.escape(name)}.txt" for name in plan.samplings}
     return [
         f"{name} failed: {_last_line(path)}"
         for name, pattern in files.items()

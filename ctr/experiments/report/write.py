@@ -148,22 +148,21 @@ def _frontier(experiment: Experiment, kind: str) -> Figure | None:
 
 def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
     """Draws predicted over actual clicks by decile, of all seeds of an arm together."""
-    groups, tables = [str(decile) for decile in range(1, 11)], []
+    tables = []
     for name in marks[:_DRAWN]:
-        ratios = [
-            experiment.numbers("calibration_ratio", arm=name, slice=f"decile {group}") or Number(None)
-            for group in groups
-        ]
-        ends = [
-            np.array([getattr(cell, end) for cell in ratios], np.float64) for end in ("value", "low", "high")
-        ]
-        tables.append((ends[0], ends[1], ends[2]))
+        deciles = experiment.arms[name].deciles
+        low, ratio, high = (
+            np.full(10, np.nan)
+            if deciles is None
+            else deciles[f"calibration_ratio{end}"].to_numpy(np.float64)
+            for end in ("_low", "", "_high")
+        )
+        tables.append((ratio, low, high))
     if not any(np.isfinite(table[0]).any() for table in tables):
         return None
     note = f"of the first {_DRAWN} arms" if len(marks) > _DRAWN else "all seeds together"
-    return figures.by_group(
-        "Predicted / actual clicks", tables, groups, "decile of prediction", level=1.0, note=note
-    )
+    groups, title = [str(decile) for decile in range(1, 11)], "Predicted / actual clicks"
+    return figures.by_group(title, tables, groups, "decile of prediction", level=1.0, note=note)
 
 
 def _configuration(experiment: Experiment) -> Section:
@@ -174,10 +173,8 @@ def _configuration(experiment: Experiment) -> Section:
         ["log, SHA-256", plan.log_sha256 or display.ABSENT],
     ]
     about += [["ctr", plan.ctr_version], ["date", plan.created]]
-    for teacher in plan.teachers:
-        sidecar = f", beside the log as {teacher.sidecar}" if teacher.sidecar else ""
-        about.append([f"teacher {teacher.name}", f"{teacher.folder}{sidecar}"])
-    about += [[f"sampling {sampling.name}", _text(sampling.config)] for sampling in plan.samplings]
+    about += [[f"teacher {name}", run] for name, run in plan.teachers.items()]
+    about += [[f"sampling {name}", _text(config)] for name, config in plan.samplings.items()]
     flops = (experiment.costs.teacher_flops or {}).items()
     about += [[f"FLOPs of teacher {name}", display.amount(amount)] for name, amount in flops]
     arms, runs = [], []
