@@ -1,11 +1,9 @@
 """Tables of an experiment, read from its tidy table, for a terminal and for its page alike."""
 
 import math
-import re
 import textwrap
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,10 +12,8 @@ from ctr.data.log import MAX_TIME_US
 from ctr.eval import display
 from ctr.eval.display import Number
 from ctr.experiments.plan import PlannedArm
-from ctr.experiments.report.costs import COST_KINDS
-from ctr.experiments.report.predictions import LATE, WHOLE
+from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import Experiment
-from ctr.experiments.report.tuning_points import CURVE_COSTS
 
 PAPER = "paper"  # column of published values
 _PAPER_NOTE = (
@@ -25,9 +21,18 @@ _PAPER_NOTE = (
 )
 _SIGNIFICANT = "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign."
 _SLICES_SHOWN = 20  # of an arm, where the experiment names none
-TABLE_WIDTH = 120  # of a terminal, in characters, which only reasons exceed
 
-Cells = dict[str, Any]  # texts of an arm by head
+
+class Column(NamedTuple):
+    """Column of numbers of a metric, with intervals and a star where a change is significant."""
+
+    head: str
+    metric: str
+    decimals: int | None = None
+    factor: float = 1.0
+    is_ratio: bool = False  # shown as a change in percent
+    window: str = ""
+    by_seed: bool = False  # the range over seeds, or over pairs of seeds, and their standard deviation
 
 
 class ArmTable(NamedTuple):
@@ -50,34 +55,34 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         "rounds": f" over {experiment.costs.rounds} rounds" if experiment.costs.rounds else "",
         "scored": f"Only predictions {scored} (UTC) count." if scored else "",
     }
-    for title, rows_of, notes in _TABLES:
-        rows = [{"arm": arm.name, **row} for arm in experiment.plan.arms for row in rows_of(experiment, arm)]
-        cells = pd.DataFrame(rows).replace({"": None, display.ABSENT: None})
-        # Without the columns that say nothing of any arm.
-        cells = cells.dropna(axis="columns", how="all").fillna(display.ABSENT).astype(str)
-        if len(cells.columns) > 1:
+    for title, by, paper, columns, notes in _TABLES:
+        rows = []
+        for arm in experiment.plan.arms:
+            for key, name in _slices(experiment, arm, columns[0].metric).items() if by else [("", "")]:
+                cells = {column.head: _cell(experiment, column, arm.name, key) for column in columns}
+                quoted = arm.paper.get(paper.format(slice=name.partition(":")[0]))
+                rows.append({"arm": arm.name, by: name, **cells, PAPER: quoted})
+        known = pd.DataFrame(rows).replace({"": None, display.ABSENT: None})
+        # Without what is not known of any arm, and without arms of which nothing is.
+        known = known.dropna(subset=[column.head for column in columns], how="all")
+        known = known.dropna(axis="columns", how="all").fillna(display.ABSENT).astype(str)
+        if len(known):
             lines = notes.format(**words).strip().split("\n")
-            lines += [_PAPER_NOTE] if any(head.startswith(PAPER) for head in cells) else []
-            tables.append(ArmTable(title, cells, lines))
+            lines += [_PAPER_NOTE] if PAPER in known else []
+            tables.append(ArmTable(title, known, lines))
     return tables
 
 
 def table_lines(experiment: Experiment) -> list[str]:
-    """Returns the lines of all tables for a terminal of `TABLE_WIDTH`, and the missing results."""
+    """Returns the lines of all tables for a terminal, and the missing results."""
     lines = []
     for title, cells, notes in experiment_tables(experiment):
         # The others are on the page alone.
         cells = cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
-        cells.columns = [
-            "",
-            *(head.strip().replace("inference FLOPs", "FLOPs") for head in cells.columns[1:]),
-        ]
-        for column, head in enumerate(cells.columns):
-            width = {"": 24, PAPER: 14}.get(head, 36)
-            cells.isetitem(
-                column, [textwrap.shorten(text, width, placeholder="…") for text in cells.iloc[:, column]]
-            )
-        lines += ["", title, *display.aligned([[*cells.columns], *cells.to_numpy().tolist()]), *notes]
+        for head in cells:
+            width = {"arm": 24, PAPER: 14}.get(head, 36)
+            cells[head] = [textwrap.shorten(text, width, placeholder="…") for text in cells[head]]
+        lines += ["", title, *display.aligned([["", *cells.columns[1:]], *cells.to_numpy().tolist()]), *notes]
     if experiment.missing:
         lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
     return lines
@@ -89,204 +94,139 @@ def is_significant(experiment: Experiment, metric: str, **keys: object) -> bool:
     return number is not None and number.value == 1
 
 
-def _number(experiment: Experiment, metric: str, **keys: object) -> Number:
-    return experiment.numbers(metric, **keys) or Number(None)
-
-
-def _change(experiment: Experiment, metric: str, decimals: int | None = None, **keys: object) -> str:
-    """Formats a change in percent, with a star where it is significant."""
-    star = "*" if is_significant(experiment, metric, **keys) else ""
-    return _number(experiment, f"{metric}_change_percent", **keys).whole(decimals, signed=True) + star
-
-
-def _accuracy(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    name, numbers = arm.name, experiment.numbers.by("seed", "per_query_auc_change_percent", arm=arm.name)
-    by_seed = [number.value for number in numbers.values() if number.value is not None]
-    spread = "one seed" if by_seed else ""
-    if len(by_seed) > 1:
-        low, high = (display.fixed(end, 2, signed=True) for end in (min(by_seed), max(by_seed)))
-        spread = f"{low}..{high} ± {np.std(by_seed, ddof=1):.2f}"
-    yield {
-        "PerQueryAUC": _number(experiment, "per_query_auc", arm=name).text(5),
-        "change, % [95%]": _change(experiment, "per_query_auc", arm=name),
-        "by seed ± sd": spread,
-        PAPER: arm.paper.get("accuracy"),
-        **{
-            f"{title}, %": re.sub(r" \[.*\]", "", _change(experiment, metric, arm=name))
-            for metric, title in (("auc", "AUC"), ("logloss", "logloss"))
-        },
-    }
-
-
-def _costs(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    if arm.name not in experiment.costs.arms:
-        return
-    changes = {
-        kind: _number(experiment, f"{kind}_ratio", arm=arm.name)
-        .map(lambda value: 100 * (value - 1))
-        .whole(1, signed=True)
-        for kind in COST_KINDS
-    }
-    share, step, parameters = (
-        _number(experiment, metric, arm=arm.name)
-        for metric in ("learned_share", "step_ms", "dense_parameters")
-    )
-    yield {
-        "training, %": changes["train_time"],
-        "FLOPs, %": changes["train_flops"],
-        PAPER: arm.paper.get("training_cost"),
-        "inference, %": changes["inference_time"],
-        "inference FLOPs, %": changes["inference_flops"],
-        f"{PAPER} ": arm.paper.get("inference_cost"),
-        "rows, %": share.times(100).text(1),
-        "step, ms": display.amount(step.value),
-        "dense parameters": display.amount(parameters.value),
-    }
-
-
-def _predictions(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    late, whole = (
-        _number(experiment, "prediction_difference", arm=arm.name, window=part) for part in (LATE, WHOLE)
-    )
-    ratio = _number(experiment, "prediction_difference_ratio", arm=arm.name, window=LATE)
-    # Points of a sweep rarely have two seeds.
-    if late.value is None and arm.of is not None:
-        return
-
-    def span(metric: str, factor: float, decimals: int) -> str:
-        """Returns the range over pairs, ``one`` for a single pair, or an empty string."""
-        pairs = experiment.numbers.by("seed", metric, arm=arm.name, window=LATE).values()
-        values = [factor * number.value for number in pairs if number.value is not None]
+def _cell(experiment: Experiment, column: Column, arm: str, key: str) -> str:
+    keys = {"arm": arm, "slice": key, "window": column.window}
+    shift, factor = (1.0, 100.0) if column.is_ratio else (0.0, column.factor)
+    signed = column.is_ratio or "change" in column.metric or "bias" in column.metric
+    if column.by_seed:
+        numbers = experiment.numbers.by("seed", column.metric, **keys).values()
+        values = [factor * (number.value - shift) for number in numbers if number.value is not None]
         if len(values) < 2:
             return "one" if values else ""
-        return "..".join(display.fixed(end, decimals) for end in (min(values), max(values)))
-
-    yield {
-        "last half, % [95%]": late.times(100).whole(2),
-        "pairs": span("prediction_difference", 100, 2),
-        "of reference's [95%]": ratio.whole(3),
-        "its pairs": span("prediction_difference_ratio", 1, 3),
-        "whole, %": whole.times(100).text(2),
-        PAPER: arm.paper.get("pd"),
-    }
-
-
-def _retrains(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    numbers, cells = experiment.numbers, Cells()
-    for kind, planned in numbers.by("slice", "retrain_pairs_planned", arm=arm.name).items():
-        percent = _number(experiment, "retrain_difference", arm=arm.name, slice=kind).times(100)
-        count = len(numbers.by("seed", "retrain_difference", arm=arm.name, slice=kind))
-        decimals = 3 if (percent.value or 0) < 1 else 2
-        if count:
-            # Of a single pair there is no interval.
-            text = percent.text(decimals) if count == 1 else percent.whole(decimals)
-            lacking = "" if count >= (planned.value or 0) else f" ({count} of {planned.value:g} pairs)"
-            cells[f"{kind}, % [95%]"] = text + lacking
-    if cells:
-        yield {**cells, PAPER: arm.paper.get("pd")}
+        ends = [display.fixed(end, column.decimals or 2, signed=signed) for end in (min(values), max(values))]
+        return f"{'..'.join(ends)} ± {display.fixed(float(np.std(values, ddof=1)), column.decimals or 2)}"
+    number = experiment.numbers(column.metric, **keys) or Number(None)
+    number = number.map(lambda value: factor * (value - shift))
+    if math.inf in (number.high, -(number.low or 0.0)):
+        # Beyond a sweep.
+        return f"{'>' if number.high == math.inf else '<'} {number.text(column.decimals, signed=signed)}"
+    metric = column.metric.removesuffix("_change_percent")
+    star = "*" if metric != column.metric and is_significant(experiment, metric, **keys) else ""
+    return number.whole(column.decimals, signed=signed) + star
 
 
-def _tuning(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    for kind in CURVE_COSTS:
-        cells = {}
-        for head, metric, decimals in (
-            ("accuracy at neutral cost, %", f"accuracy_change_at_neutral_{kind}", 3),
-            ("cost at neutral accuracy, %", f"{kind}_change_at_neutral_accuracy", 1),
-        ):
-            number = _number(experiment, metric, arm=arm.name).times(100)
-            bound = "<" if number.low == -math.inf else ">" if number.high == math.inf else ""
-            text = number.text(decimals, signed=True)
-            cells[head] = (
-                f"{bound} {text}, beyond the sweep" if bound else number.whole(decimals, signed=True)
-            )
-        if {*cells.values()} != {display.ABSENT}:
-            yield {"cost by": {"flops": "FLOPs"}.get(kind, kind), **cells}
-
-
-def _slices(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
+def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, str]:
+    """Returns the slices of an arm with a metric, by what stands for them in a table."""
+    every = experiment.numbers.by("slice", metric, arm=arm.name)
+    if metric != "slice_weight":
+        return {key: key for key in every}
     shown = {f"{entry.family}/{entry.index}": entry for entry in experiment.plan.slices}
     families = {family.name: family for family in arm.families}
-    every = experiment.numbers.by("slice", "slice_weight", arm=arm.name)
     # The slices that the experiment names, in its order; else the heaviest ones.
     largest = sorted(every, key=lambda key: -(every[key].value or 0.0))[:_SLICES_SHOWN]
+    names = {}
     for key in [key for key in shown or largest if key in every]:
-        name, _, index = key.rpartition("/")
-        log, keys = families[name].log, {"arm": arm.name, "slice": key}
-        holds = f"{families[name].slices[int(index)]}{'' if log is None else f' (log {log})'}"
-        short = shown[key].name if key in shown else ""
-        biases = (
-            _number(experiment, metric, **keys).times(100).text(3, signed=True)
-            for metric in ("reference_bias", "bias")
-        )
-        yield {
-            "slice": f"{short}: {shown[key].title or holds}" if short else holds,
-            "weight": display.amount(np.round(every[key].value or 0.0)),
-            "reference's bias, %": next(biases),
-            "bias, %": next(biases),
-            "size, % [95%]": _change(experiment, "bias_size", 1, **keys),
-            PAPER: arm.paper.get(short),
-        }
+        family, _, index = key.rpartition("/")
+        log = families[family].log
+        holds = f"{families[family].slices[int(index)]}{'' if log is None else f' (log {log})'}"
+        names[key] = f"{shown[key].name}: {shown[key].title or holds}" if key in shown else holds
+    return names
 
 
-def _variances(experiment: Experiment, arm: PlannedArm) -> Iterator[Cells]:
-    for family, slices in experiment.numbers.by("slice", "slices", arm=arm.name).items():
-        keys = {"arm": arm.name, "slice": family}
-        deviations = (
-            display.fixed(100 * math.sqrt(_number(experiment, metric, **keys).value or 0.0), 2)
-            for metric in ("reference_slice_variance", "slice_variance")
-        )
-        yield {
-            "family": family,
-            "slices": display.amount(slices.value),
-            "reference's deviation, %": next(deviations),
-            "deviation, %": next(deviations),
-            "variance, % [95%]": _change(experiment, "slice_variance", 1, **keys),
-            PAPER: arm.paper.get(f"variance_{family}"),
-        }
-
-
-_TABLES: tuple[tuple[str, Callable[[Experiment, PlannedArm], Iterator[Cells]], str], ...] = (
+_TABLES: tuple[tuple[str, str, str, tuple[Column, ...], str], ...] = (
     (
         "Accuracy: changes in percent of the reference's",
-        _accuracy,
+        "",
+        "accuracy",
+        (
+            Column("PerQueryAUC", "per_query_auc"),
+            Column("change, % [95%]", "per_query_auc_change_percent"),
+            Column("by seed ± sd", "per_query_auc_change_percent", by_seed=True),
+            Column("AUC, %", "auc_change_percent"),
+            Column("logloss, %", "logloss_change_percent"),
+        ),
         "[95%] over queries, paired. * the interval excludes 0 and the changes of all seeds have one sign;\n"
         "with one seed the interval alone decides.\n{scored}",
     ),
     (
         "Costs: changes in percent of the reference's",
-        _costs,
+        "",
+        "training_cost",
+        (
+            Column("training, %", "train_time_ratio", 1, is_ratio=True),
+            Column("FLOPs, %", "train_flops_ratio", 1, is_ratio=True),
+            Column("inference, %", "inference_time_ratio", 1, is_ratio=True),
+            Column("inference FLOPs, %", "inference_flops_ratio", 1, is_ratio=True),
+            Column("rows, %", "learned_share", 1, 100),
+            Column("step, ms", "step_ms", 3),
+            Column("dense parameters", "dense_parameters", 0),
+        ),
         "training: time of a step per row, times the rows trained on (rows, % of the log); the same for FLOPs.\n"
         "inference: per row scored. [quartiles{rounds}, alternating with the baseline]; against another arm, the\n"
         "range that the quartiles of both span.",
     ),
     (
         "Prediction difference of an arm's runs, in percent: mean over pairs of seeds",
-        _predictions,
-        "last half: of the time that is scored. [95%] over queries; pairs: smallest to largest over the pairs.",
+        "",
+        "pd",
+        (
+            Column("last half, % [95%]", "prediction_difference", 2, 100, window=LATE),
+            Column("pairs", "prediction_difference", 2, 100, window=LATE, by_seed=True),
+            Column("of reference's [95%]", "prediction_difference_ratio", 3, window=LATE),
+            Column("whole, %", "prediction_difference", 2, 100),
+        ),
+        "last half: of the time that is scored. [95%] over queries; pairs: smallest to largest ± their deviation.",
     ),
     (
         "Prediction difference of retrains, by what they differ in, in percent of a probability",
-        _retrains,
+        "differs in",
+        "pd",
+        (
+            Column("planned pairs", "retrain_pairs_planned", 0),
+            Column("difference, % [95%]", "retrain_difference", 3, 100),
+            Column("pairs", "retrain_difference", 3, 100, by_seed=True),
+            Column("of reference's [95%]", "retrain_difference_ratio", 3),
+        ),
         "A run and its retrain with the same seed that differs in this alone; seed: pairs of the arm's runs.\n"
         "Means over pairs; [95%] by a jackknife over seeds.",
     ),
     (
-        "Tuning points, read from the sweep's curve of accuracy over cost",
-        _tuning,
+        "Tuning points, in percent, read from the sweep's curve of accuracy over cost",
+        "",
+        "",
+        (
+            Column("accuracy at neutral FLOPs", "accuracy_change_at_neutral_flops", 3, 100),
+            Column("FLOPs at neutral accuracy", "flops_change_at_neutral_accuracy", 1, 100),
+            Column("accuracy at neutral time", "accuracy_change_at_neutral_time", 3, 100),
+            Column("time at neutral accuracy", "time_change_at_neutral_accuracy", 1, 100),
+        ),
         "What an arm gains at the reference's cost, and saves at the reference's accuracy. Linear between points\n"
         "in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer lies beyond the\n"
         "sweep, if accuracy does not fall as cost grows. [95%] over queries.",
     ),
     (
         "Bias of constrained slices: label minus prediction",
-        _slices,
+        "slice",
+        "{slice}",
+        (
+            Column("weight", "slice_weight", 0),
+            Column("reference's bias, %", "reference_bias", 3, 100),
+            Column("bias, %", "bias", 3, 100),
+            Column("size, % [95%]", "bias_size_change_percent", 1),
+        ),
         "bias: points of the click probability, mean over seeds. size: change of its absolute value.\n"
         + _SIGNIFICANT,
     ),
     (
-        "How differently the slices of a family are biased: bias over mean prediction",
-        _variances,
-        "deviation: standard deviation over slices, mean over seeds. variance: change of its square.\n"
-        + _SIGNIFICANT,
+        "How differently the slices of a family are biased: variance of bias over mean prediction",
+        "family",
+        "variance_{slice}",
+        (
+            Column("slices", "slices", 0),
+            Column("reference's variance, %²", "reference_slice_variance", 2, 10_000),
+            Column("variance, %²", "slice_variance", 2, 10_000),
+            Column("change, % [95%]", "slice_variance_change_percent", 1),
+        ),
+        "variance: over slices, mean over seeds.\n" + _SIGNIFICANT,
     ),
 )
