@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from ctr.config import StrictModel
 from ctr.io.errors import InputError
 
 PLAN_FILE = "plan.json"
@@ -57,13 +58,18 @@ class PlannedFamily(Record):
     slices: list[str]  # what each of its slices holds, by number
 
 
-class ShownSlice(Record):
-    """Slice that the tables show under a short ``name``: number ``index`` of a ``family``."""
+class ShownSliceConfig(StrictModel):
+    """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
-    name: str
-    title: str | None = None
+    Attributes:
+        title: its name in the tables; empty: a description of the slice.
+        family: the name of its family.
+        index: its number in the family, see ``ctr.objective.bias_constraints``.
+    """
+
+    title: str = ""
     family: str
-    index: int
+    index: int = Field(ge=0)
 
 
 class PlannedArm(Record):
@@ -103,7 +109,7 @@ class Plan(Record):
     arms: list[PlannedArm]  # the file's arms, then the points of the sweep
     teachers: dict[str, Inside] = {}  # folder by name
     samplings: dict[str, dict[str, Any]] = {}  # configuration by name
-    slices: list[ShownSlice] = []
+    slices: dict[str, ShownSliceConfig] = {}  # those that the tables show, by a short name
     scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
 
     @model_validator(mode="after")

@@ -17,7 +17,6 @@ from ctr.experiments.config import (
     ArmConfig,
     Changes,
     ExperimentConfig,
-    ShownSliceConfig,
     alike_in_arms,
     changed,
 )
@@ -26,7 +25,7 @@ from ctr.experiments.plan import (
     PlannedArm,
     PlannedFamily,
     PlannedRun,
-    ShownSlice,
+    ShownSliceConfig,
 )
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import SLICES_MEASURED, slice_names
@@ -94,7 +93,7 @@ def make_plan(
         arms=planned,
         teachers={call.owner.removeprefix("teacher-"): call.folder for call in calls.teachers.values()},
         samplings={name: call.config.model_dump(mode="json") for name, call in calls.samplings.items()},
-        slices=[ShownSlice(name=name, **shown.model_dump()) for name, shown in experiment.slices.items()],
+        slices=experiment.slices,
         scored_us=None if scored == TimeRange() else (scored.start_us, scored.end_us),
     )
     return plan, calls

@@ -283,19 +283,18 @@ def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: b
 
 
 def _calibration(runs: Sequence[ShownRun]) -> Section:
-    said, lines = [], []
+    said, deciles = [], []
     for shown in runs:
-        line = [shown.deciles[name].to_numpy(np.float64) for name in _RATIO]
-        lines.append((line[0], line[1], line[2]))
-        ratio, top = shown.number("calibration_ratio"), Number(*(float(column[-1]) for column in line))
-        tenth = f"; {top.whole()} in the tenth of the highest predictions" if np.isfinite(line[0][-1]) else ""
+        ends = (shown.deciles[name].tolist() for name in _RATIO)
+        numbers = [Number(*cells) for cells in zip(*ends, strict=True)]
+        deciles.append({f"decile {index}": number for index, number in enumerate(numbers, 1)})
+        ratio, top = shown.number("calibration_ratio"), numbers[-1]
+        tenth = f"; {top.whole()} in the tenth of the highest predictions" if top.value == top.value else ""
         verdict = describe(ratio.value, ratio.low, ratio.high)
         said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
-    drawn = []
-    if any(np.isfinite(line[0]).any() for line in lines):
-        deciles = [str(decile) for decile in range(1, 11)]
-        title = "Predicted / actual clicks"
-        drawn.append(figures.by_group(title, lines, deciles, "decile of prediction", level=1.0))
+    is_known = any(number.value == number.value for numbers in deciles for number in numbers.values())
+    title, note = "Predicted / actual clicks", "by decile of prediction"
+    drawn = [figures.by_name(title, deciles, [*deciles[0]], level=1.0, note=note)] if is_known else []
     return Section("Calibration", said, drawn)
 
 

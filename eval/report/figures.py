@@ -6,7 +6,7 @@ Colors become variables of the page's style, so that it may be dark. Runs have a
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -178,52 +178,34 @@ def courses(
     return draw(title, note, f"{title} over the pass: {ends}.", fill)
 
 
-def by_group(
+def by_name(
     title: str,
-    tables: Sequence[tuple[FloatArray, FloatArray, FloatArray]],
-    groups: Sequence[str],
-    label: str,
+    runs: Sequence[Mapping[str, Number]],
+    names: Sequence[str],
     *,
-    level: float,
+    level: float = 0.0,
     note: str = "",
 ) -> Figure:
-    """Draws a value of each group with its interval, for each run: its values, low and high ends, each [G]."""
-    beside = min(0.7 / len(tables), 0.25)
+    """Draws each run's numbers by name, in rows, such as the importance of features, beside a ``level``.
 
-    def fill(axes: Axes) -> None:
-        framed = [np.array([level])]
-        for look, (y, low, high) in enumerate(tables):
-            x = np.arange(len(groups)) + (look - (len(tables) - 1) / 2) * beside
-            _draw_points(axes, x, y, look, y_ends=(low, high))
-            framed += [y, *_usual_ends(y, low, high, 3.0)]
-        values = np.concatenate(framed)
-        axes.set_ylim(*_frame(values[np.isfinite(values)], level))
-        _draw_level(axes, level)
-        axes.set_xticks(np.arange(len(groups)), list(groups))
-        axes.set_xlim(-0.6, len(groups) - 0.4)
-        axes.grid(False, axis="x")
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_xlabel(label)
-
-    words = "; ".join(f"between {np.nanmin(y):.4g} and {np.nanmax(y):.4g}" for y, _, _ in tables
-                      if np.isfinite(y).any())  # fmt: skip
-    return draw(title, note, f"{title} by {label}: {words}.", fill)
-
-
-def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
-    """Draws each run's numbers by name, in rows, such as the importance of features."""
+    The frame holds the values and their intervals, but for unusually wide ones.
+    """
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
 
     def fill(axes: Axes) -> None:
+        framed = [np.array([level])]
         for look, numbers in enumerate(runs):
             y = np.array([index for index, name in enumerate(names) if name in numbers])
-            ends = [np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
-                    for end in ("value", "low", "high")]  # fmt: skip
-            _draw_points(
-                axes, ends[0], y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(ends[1], ends[2])
+            x, low, high = (
+                np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
+                for end in ("value", "low", "high")
             )
-        axes.axvline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+            _draw_points(axes, x, y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(low, high))
+            framed += [x, *_usual_ends(x, low, high, 3.0)]
+        values = np.concatenate(framed)
+        axes.set_xlim(*_frame(values[np.isfinite(values)], level))
+        axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         axes.set_yticks(np.arange(len(names)), shown)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -231,7 +213,7 @@ def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str],
     left = 0.2 + 0.08 * max(map(len, shown))
     first = ", ".join(names[:3])
     return draw(
-        title, note, f"{title}; the largest: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
+        title, note, f"{title}; the first: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
     )
 
 

@@ -280,7 +280,7 @@ def test_slices_are_described_in_words(plan_of):
     base = {"config": WHOLE["config"], "base": "base.yaml", "arms": arms}
     slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     plan = plan_of({**base, "slices": slices})[0].model_dump()
-    assert plan["slices"] == [{"name": "S1", **slices["S1"]}]
+    assert plan["slices"] == slices
     assert plan["arms"][0]["families"] == []
     found = {family["name"]: family["slices"] for family in plan["arms"][1]["families"]}
     # A family of more slices than are measured is left out.

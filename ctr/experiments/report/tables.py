@@ -62,10 +62,13 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
                 cells = {column.head: _cell(experiment, column, arm.name, key) for column in columns}
                 quoted = arm.paper.get(paper.format(slice=name.partition(":")[0]))
                 rows.append({"arm": arm.name, by: name, **cells, PAPER: quoted})
-        known = pd.DataFrame(rows).replace({"": None, display.ABSENT: None})
+        heads = [column.head for column in columns]
+        known = pd.DataFrame(rows, columns=["arm", by, *heads, PAPER]).replace(
+            {"": None, display.ABSENT: None}
+        )
         # Without what is not known of any arm, and without arms of which nothing is.
-        known = known.dropna(subset=[column.head for column in columns], how="all")
-        known = known.dropna(axis="columns", how="all").fillna(display.ABSENT).astype(str)
+        known = known.dropna(subset=heads, how="all").dropna(axis="columns", how="all")
+        known = known.fillna(display.ABSENT).astype(str)
         if len(known):
             lines = notes.format(**words).strip().split("\n")
             lines += [_PAPER_NOTE] if PAPER in known else []
@@ -120,7 +123,9 @@ def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, s
     every = experiment.numbers.by("slice", metric, arm=arm.name)
     if metric != "slice_weight":
         return {key: key for key in every}
-    shown = {f"{entry.family}/{entry.index}": entry for entry in experiment.plan.slices}
+    shown = {
+        f"{entry.family}/{entry.index}": (name, entry.title) for name, entry in experiment.plan.slices.items()
+    }
     families = {family.name: family for family in arm.families}
     # The slices that the experiment names, in its order; else the heaviest ones.
     largest = sorted(every, key=lambda key: -(every[key].value or 0.0))[:_SLICES_SHOWN]
@@ -129,7 +134,7 @@ def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, s
         family, _, index = key.rpartition("/")
         log = families[family].log
         holds = f"{families[family].slices[int(index)]}{'' if log is None else f' (log {log})'}"
-        names[key] = f"{shown[key].name}: {shown[key].title or holds}" if key in shown else holds
+        names[key] = f"{shown[key][0]}: {shown[key][1] or holds}" if key in shown else holds
     return names
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ctr.eval import display
@@ -148,21 +147,24 @@ def _frontier(experiment: Experiment, kind: str) -> Figure | None:
 
 def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
     """Draws predicted over actual clicks by decile, of all seeds of an arm together."""
-    tables = []
-    for name in marks[:_DRAWN]:
-        deciles = experiment.arms[name].deciles
-        low, ratio, high = (
-            np.full(10, np.nan)
-            if deciles is None
-            else deciles[f"calibration_ratio{end}"].to_numpy(np.float64)
-            for end in ("_low", "", "_high")
+    names, arms = [f"decile {index}" for index in range(1, 11)], []
+    for arm in marks[:_DRAWN]:
+        numbers = {name: experiment.numbers("calibration_ratio", arm=arm, slice=name) for name in names}
+        arms.append(
+            {
+                name: number
+                for name, number in numbers.items()
+                if number is not None and number.value is not None
+            }
         )
-        tables.append((ratio, low, high))
-    if not any(np.isfinite(table[0]).any() for table in tables):
+    if not any(arms):
         return None
-    note = f"of the first {_DRAWN} arms" if len(marks) > _DRAWN else "all seeds together"
-    groups, title = [str(decile) for decile in range(1, 11)], "Predicted / actual clicks"
-    return figures.by_group(title, tables, groups, "decile of prediction", level=1.0, note=note)
+    note = (
+        f"by decile of prediction, of the first {_DRAWN} arms"
+        if len(marks) > _DRAWN
+        else "by decile of prediction"
+    )
+    return figures.by_name("Predicted / actual clicks", arms, names, level=1.0, note=note)
 
 
 def _configuration(experiment: Experiment) -> Section:
