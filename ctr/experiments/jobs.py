@@ -66,13 +66,16 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
         with ending_by_sigterm():
             run_here(jobs, workers, report)
         return
+    from ctr.pipelines.beam import read_beam_options, split_beam_options
+
     with quiet_beam(logging.WARNING):
-        options = _options_elsewhere(beam_options)
+        texts = split_beam_options(beam_options)
+        options = read_beam_options(texts)
         with ending_by_sigterm():
-            if options is None:
-                run_here(jobs, workers, report)
-            else:
+            if any(text.startswith("--runner") for text in texts):
                 _run_elsewhere(jobs, options, report, outcomes)
+            else:
+                run_here(jobs, workers, report)
 
 
 def run_here(
@@ -128,15 +131,6 @@ def _outcome(seconds: float, status: int, errors: str) -> Outcome:
     if status < 0:
         error = f"ended by signal {-status} ({signal.Signals(-status).name})"
     return Outcome(seconds, error, "".join(lines), process_status(status))
-
-
-def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
-    """Returns the options of another Beam runner; None if they name no runner."""
-    from ctr.pipelines.beam import read_beam_options, split_beam_options
-
-    texts = split_beam_options(beam_options)
-    options = read_beam_options(texts)
-    return options if any(text.startswith("--runner") for text in texts) else None
 
 
 def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Report, outcomes: Path) -> None:

@@ -10,7 +10,6 @@ from ctr.eval.display import (
     percent,
     times,
     verdict,
-    with_margin,
 )
 from ctr.eval.report.figures import thousands
 
@@ -70,18 +69,10 @@ def test_columns_stand_under_one_another():
     ]
 
 
-def test_a_value_has_the_digits_of_its_margin():
-    assert with_margin(0.625512, 0.613512, 0.637512) == "0.626 ± 0.012"
-    assert with_margin(0.001, -0.001, 0.003, signed=True) == "+0.0010 ± 0.0020"
-    assert with_margin(0.5, None, None) == "0.50000"
-    assert with_margin(None, None, None) == "–"
-    assert with_margin(0.5, math.nan, math.nan) == "0.50000"
-
-
 def test_a_number_has_its_interval_in_a_table():
     number = Number(0.625512, 0.613512, 0.637512)
     assert number.whole() == f"{number.text()} {number.bounds()}" == "0.626 [0.614, 0.638]"
-    assert number.margin() == "0.626 ± 0.012" and number.times(100).whole(1) == "62.6 [61.4, 63.8]"
+    assert number.times(100).whole(1) == "62.6 [61.4, 63.8]"
     assert Number(math.nan, math.nan, math.nan).whole() == "–"
     assert (
         Number(0.5, math.nan, math.nan).whole(2, signed=True) == Number(0.5).whole(2, signed=True) == "+0.50"
