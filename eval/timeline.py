@@ -126,7 +126,10 @@ class Timeline:
         if not len(self):
             return last
         examples = self.windows[:, 3]
-        least = max(typical_size(examples), min(examples.sum() / 10, _ENOUGH))
+        until = np.cumsum(np.sort(examples))
+        # The size of the window that the median example is in.
+        usual = int(np.sort(examples)[np.searchsorted(until, until[-1] / 2)])
+        least = max(usual, min(examples.sum() / 10, _ENOUGH))
         enough = np.cumsum(examples[::-1]) >= least
         start = len(self) - 1 - int(np.argmax(enough))
         last.windows, last.sums = self.windows[-1:].copy(), self.sums[start:].sum(axis=0, keepdims=True)
@@ -139,13 +142,6 @@ class Timeline:
         same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
         weight = SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
-
-
-def typical_size(examples: IntArray) -> int:
-    """Size of the window that the median example is in, from the sizes of at least one [W]."""
-    ascending = np.sort(examples)
-    until = np.cumsum(ascending)
-    return int(ascending[np.searchsorted(until, until[-1] / 2)])
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:

@@ -1,7 +1,6 @@
 """Tables of an experiment, read from its tidy table, for a terminal and for its page alike."""
 
 import math
-import textwrap
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -84,7 +83,8 @@ def table_lines(experiment: Experiment) -> list[str]:
         cells = cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
         for head in cells:
             width = {"arm": 24, PAPER: 14}.get(head, 36)
-            cells[head] = [textwrap.shorten(text, width, placeholder="…") for text in cells[head]]
+            plain = [" ".join(text.split()) for text in cells[head]]
+            cells[head] = [text if len(text) <= width else f"{text[: width - 1]}…" for text in plain]
         lines += ["", title, *display.aligned([["", *cells.columns[1:]], *cells.to_numpy().tolist()]), *notes]
     if experiment.missing:
         lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
