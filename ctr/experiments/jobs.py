@@ -66,9 +66,9 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
         with ending_by_sigterm():
             run_here(jobs, workers, report)
         return
-    from ctr.pipelines.beam import read_beam_options, split_beam_options
-
     with quiet_beam(logging.WARNING):
+        from ctr.pipelines.beam import read_beam_options, split_beam_options
+
         texts = split_beam_options(beam_options)
         options = read_beam_options(texts)
         with ending_by_sigterm():

@@ -180,17 +180,10 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         if isinstance(result, str):
             continue
         names = runs[0].name, runs[index].name
-        compared_heads = [
-            "metric",
-            *names,
-            "difference, or ratio",
-            "95% interval, or range",
-            "relative",
-            "verdict",
-        ]
         cells = [*result.metric_cells(), *([*row[:5], "", row[5]] for row in result.cost_cells())]
         # Two runs may have such names, but columns are read by position.
-        table = pd.DataFrame(cells, columns=compared_heads)
+        kinds = ["difference, or ratio", "95% interval, or range", "relative", "verdict"]
+        table = pd.DataFrame(cells, columns=["metric", *names, *kinds])
         tables.append((f"{names[1]} minus {names[0]}, paired by query", table))
         said += [_prediction_words(result, names[1]), *([SEED_NOTE] if result.differs_by_seed else [])]
     said += next((result.cost_notes for result in compared.values() if not isinstance(result, str)), [])
@@ -253,7 +246,15 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     drawn.append(
         figures.courses("click rate", [observed, *predicted], note="gray: observed", within=(0.0, 1.0))
     )
-    drawn += [_paired_figure(runs, metric, title, by_time) for metric, title in _PAIRED.items()]
+    first, note = runs[0].course, f"from {runs[0].name}, paired"
+    for metric, title in _PAIRED.items():
+        lines = []
+        for shown in runs[1:]:
+            if len(first) and shown.course.matches(first):
+                change = difference(first.estimate(metric), shown.course.estimate(metric))
+                ends = change.interval()
+                lines.append(Line(line(shown, metric).x, change.point, *ends, look=shown.look))
+        drawn.append(figures.courses(f"difference in {title}", lines, level=0.0, note=note))
     shown_figures = [figure for figure in drawn if figure is not None]
     if not shown_figures:
         return None
@@ -265,21 +266,6 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     ]
     about = f"Over {axis}; a point is a stretch of the pass. In the last window, {'; '.join(last)}."
     return Section("Over time", [about] if last else [], shown_figures)
-
-
-def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: bool) -> Figure | None:
-    first = runs[0].course
-    lines = []
-    for shown in runs[1:]:
-        if len(first) and shown.course.matches(first):
-            change = difference(first.estimate(metric), shown.course.estimate(metric))
-            x = middle_times(first).astype("datetime64[us]") if by_time else first.windows[:, 0]
-            lines.append(Line(x, change.point, *change.interval(), look=shown.look))
-    return (
-        figures.courses(f"difference in {title}", lines, level=0.0, note=f"from {runs[0].name}, paired")
-        if lines
-        else None
-    )
 
 
 def _calibration(runs: Sequence[ShownRun]) -> Section:
