@@ -6,6 +6,7 @@ template; the reports of experiments and of searches are in their rooms.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -358,39 +359,39 @@ def _course_rows(timeline: Timeline) -> list[list[str]]:
 
 
 def _features(runs: Sequence[ShownRun]) -> Section | None:
-    rows, gains, said = [], [], []
-    for shown in runs:
-        measured = (
-            {} if shown.importance is None else {entry.name: entry for entry in shown.importance.features}
+    measured = [
+        {} if shown.importance is None else {entry.name: entry for entry in shown.importance.features}
+        for shown in runs
+    ]
+    gains = [
+        {name: entry.increase for name, entry in entries.items() if entry.verdict.startswith("yes")}
+        for entries in measured
+    ]
+    rows, said = [], []
+    if any(measured):
+        said.append(
+            "Importance is by how much the logloss of a row grows when the model does not know a feature's value. It "
+            "says what the model uses, not what causes clicks; of features that carry the same information each looks "
+            "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
+            "unknown values, whose values are exchanged between neighboring rows instead."
         )
-        certain = {
-            name: entry.increase for name, entry in measured.items() if entry.verdict.startswith("yes")
-        }
-        gains.append(certain)
-        said += [f"{shown.name}: no feature differs from 0 for certain."] if measured and not certain else []
-        for name in dict.fromkeys([*certain, *measured, *shown.facts.features]):
-            about, entry = shown.facts.features.get(name, FeatureFacts()), measured.get(name)
+    for shown, entries, certain in zip(runs, measured, gains, strict=True):
+        said += [f"{shown.name}: no feature differs from 0 for certain."] if entries and not certain else []
+    for name in dict.fromkeys(chain(*gains, *measured, *(shown.facts.features for shown in runs))):
+        for shown, entries, certain in zip(runs, measured, gains, strict=True):
+            about, entry = shown.facts.features.get(name, FeatureFacts()), entries.get(name)
             shares = [
                 display.ABSENT if share is None else display.percent(share)
                 for share in (about.missing, about.out_of_range)
             ]
-            effect = ["not measured" if entry is None else "no certain effect", "", ""]
+            effect = ["not measured" if entry is None else "no certain effect", ""]
             if entry is not None and name in certain:
-                effect[:2] = entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"
-            if entry is not None and entry.is_shuffled:
-                effect[2] = "shuffled"
-            rows.append([name, shown.name, about.kind, *shares, *effect])
+                effect = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
+            way = "shuffled" if entry is not None and entry.is_shuffled else ""
+            rows.append([name, shown.name, about.kind, *shares, *effect, way])
     if not rows:
         return None
-    if any(shown.importance is not None for shown in runs):
-        said.insert(
-            0,
-            "Importance is by how much the logloss of a row grows when the model does not know a feature's value. It "
-            "says what the model uses, not what causes clicks; of features that carry the same information each looks "
-            "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
-            "unknown values, whose values are exchanged between neighboring rows instead.",
-        )
-    names = [*dict.fromkeys(name for certain in gains for name in certain)][:_FEATURES_DRAWN]
+    names = [*dict.fromkeys(chain(*gains))][:_FEATURES_DRAWN]
     drawn = [figures.by_name("Increase of logloss without a feature", gains, names)] if names else []
     heads = [
         "feature",
@@ -403,8 +404,6 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
         "by",
     ]
     table = pd.DataFrame(rows, columns=heads)
-    order = [*dict.fromkeys(table["feature"])]
-    table = table.sort_values("feature", key=lambda column: column.map(order.index), kind="stable")
     table = table.drop(columns=["by"] * (not table["by"].any()) + ["run"] * (len(runs) == 1))
     return _table_section("Features", said, drawn, table)
 

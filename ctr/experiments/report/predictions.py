@@ -50,7 +50,9 @@ def prediction_rows(
     measured: dict[str, dict[str, Pairs]] = {}  # by arm and kind
     for name, arm in arms.items():
         runs = {seed: run.folder for seed, run in arm.runs.items()}
-        kinds = {SEED: {pair: (runs[pair[0]], runs[pair[1]]) for pair in combinations(sorted(runs), 2)}}
+        kinds: dict[str, dict[tuple[int, ...], tuple[Path, Path]]] = {
+            SEED: {pair: (runs[pair[0]], runs[pair[1]]) for pair in combinations(sorted(runs), 2)}
+        }
         for kind, retrains in arm.plan.retrains.items():
             endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in retrains]
             missing += [ending.line(f"{name}~{kind}") for ending in endings if ending.state != "finished"]
@@ -61,11 +63,11 @@ def prediction_rows(
             }
         measured[name] = {}
         for kind, folders in kinds.items():
+            pairs: Pairs = {}
             try:
                 pairs = {pair: _paired(*both, plan, late_from) for pair, both in folders.items()}
             except (InputError, ValueError) as error:
                 missing.append(f"{name} has no prediction difference by {kind}: {error}")
-                pairs = {}
             measured[name][kind] = pairs
     for name, arm in arms.items():
         reference = plan.reference(arm.plan)

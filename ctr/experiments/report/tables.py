@@ -82,7 +82,7 @@ def table_lines(experiment: Experiment) -> list[str]:
         # The others are on the page alone.
         cells = cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
         for head in cells:
-            width = {"arm": 24, PAPER: 14}.get(head, 36)
+            width = {"arm": 24, PAPER: 14}.get(str(head), 36)
             plain = [" ".join(text.split()) for text in cells[head]]
             cells[head] = [text if len(text) <= width else f"{text[: width - 1]}…" for text in plain]
         lines += ["", title, *display.aligned([["", *cells.columns[1:]], *cells.to_numpy().tolist()]), *notes]
