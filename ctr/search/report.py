@@ -126,7 +126,7 @@ def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]
             Line(examples, shares[:, index], look=index, label=str(choice))
             for index, choice in enumerate(choices)
         ]
-        drawn.append(figures.courses(name, lines, note="probability of each choice", limits=(0.0, 1.0)))
+        drawn.append(figures.courses(name, lines, note="probability of each choice", within=(0.0, 1.0)))
     for title, key, level in (
         ("entropy", "entropy", None),
         ("mean cost of the candidates drawn", "mean_cost", record.target),

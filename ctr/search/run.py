@@ -74,14 +74,11 @@ def run_search(
         values = {} if is_baseline else space.values(result.choice)
         write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
         record = SearchRecord(
-            title=search.title,
-            note=search.note,
+            **search.model_dump(include={"title", "note", "seed", "target"}),
             command=options.command,
             ctr_version=__version__,
             log=str(log.resolve()),
             log_sha256=log_sha256(manifests),
-            seed=search.seed,
-            target=search.target,
             purpose=search.cost,
             space={decision.name: list(decision.choices) for decision in space.decisions},
             size=space.size,

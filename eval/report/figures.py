@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.dates import HOURLY, MINUTELY, MONTHLY, SECONDLY, AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure as Plot
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
@@ -49,6 +49,7 @@ _STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "xtick.color": QUIET,
@@ -79,7 +80,6 @@ class Line(NamedTuple):
     look: int = 0
     color: str = ""  # instead of its look's
     label: str = ""
-    is_dashed: bool = False
 
 
 class Point(NamedTuple):
@@ -129,8 +129,6 @@ def courses(
     *,
     level: float | None = None,
     note: str = "",
-    label: str = "examples",
-    limits: tuple[float, float] | None = None,
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Figure | None:
     """Draws courses over time, or over examples; None where none has two points.
@@ -155,20 +153,16 @@ def courses(
             if line.low is not None and line.high is not None:
                 band = 0.2 / math.sqrt(len(shown))
                 axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
-            axes.plot(
-                line.x, line.y, color=color, linewidth=1.0 if line.is_dashed else 1.6,
-                linestyle=(0, (5, 2)) if line.is_dashed else "solid", label=line.label or None,
-                marker=MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 and not line.is_dashed else None,
-                markersize=3,
-            )  # fmt: skip
-        axes.set_ylim(*(limits or _frame(values, level)))
+            marker = MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 else None
+            axes.plot(line.x, line.y, color=color, label=line.label or None, marker=marker, markersize=3)
+        axes.set_ylim(*_frame(values, level))
         _draw_level(axes, level)
         if is_time:
             _set_times(axes)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-            axes.set_xlabel(label)
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.12g}"))
+            axes.set_xlabel("examples")
         axes.yaxis.set_major_locator(MaxNLocator(5))
         if any(line.label for line in shown):
             axes.legend(loc="best", ncols=3 if len(shown) > 3 else 1)
@@ -241,11 +235,6 @@ def plane(title: str, lines: Sequence[Sequence[Point]], labels: tuple[str, str],
 
     words = "; ".join(f"{point.x.value:.4g}, {point.y.value:.4g}" for points in lines for point in points)
     return draw(title, note, f"{title}: {words}.", fill, (5.2, 3.4), 0.75)
-
-
-def thousands(value: float, _: int = 0) -> str:
-    """Formats a tick: thousands parted, up to two decimals."""
-    return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def _draw_points(

@@ -11,7 +11,6 @@ from ctr.eval.display import (
     times,
     verdict,
 )
-from ctr.eval.report.figures import thousands
 
 
 def test_numbers_are_written_with_the_digits_that_matter():
@@ -25,7 +24,6 @@ def test_numbers_are_written_with_the_digits_that_matter():
         (percent, {math.nan: "–", 0.93456: "93.5%", 1.0: "100.0%"}),
         (times, {None: "–", 0.0: "0.000×", 0.00001: "<0.001×", 0.0131: "0.013×", 2.8: "2.80×"}),
         (times, {16737.0: "16,737×"}),
-        (thousands, {0: "0", 0.5: "0.5", 1.25: "1.25", 100: "100", 25_000: "25,000"}),
     ):
         assert {number: write(number) for number in texts} == texts
     assert fixed(-0.000001, signed=True) == "0.00000" and fixed(0.25, 2, signed=True) == "+0.25"

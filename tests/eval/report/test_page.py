@@ -20,7 +20,7 @@ Y = np.array([0.1, 0.3, 0.2])
 
 def test_no_text_becomes_part_of_a_page():
     drawn = [
-        figures.courses(BAD, [Line(X, Y, Y - 0.05, Y + 0.05, label=BAD)], note=BAD, label=BAD),
+        figures.courses(BAD, [Line(X, Y, Y - 0.05, Y + 0.05, label=BAD)], note=BAD),
         figures.by_name(BAD, [{BAD: Number(0.1, 0.0, 0.2)}], [BAD], note=BAD),
         figures.plane(BAD, [[Point(BAD, Number(1.0), Number(2.0))] * 2], (BAD, BAD), note=BAD),
     ]
