@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
     head: str
     metric: str
-    decimals: int | None = None
+    decimals: int | None = None  # 0: an amount without an interval
     factor: float = 1.0
     is_ratio: bool = False  # shown as a change in percent
     window: str = ""
@@ -109,6 +109,8 @@ def _cell(experiment: Experiment, column: Column, arm: str, key: str) -> str:
         ends = [display.fixed(end, column.decimals or 2, signed=signed) for end in (min(values), max(values))]
         return f"{'..'.join(ends)} ± {display.fixed(float(np.std(values, ddof=1)), column.decimals or 2)}"
     number = experiment.numbers(column.metric, **keys) or Number(None)
+    if column.decimals == 0:
+        return display.amount(number.value)
     number = number.map(lambda value: factor * (value - shift))
     if math.inf in (number.high, -(number.low or 0.0)):
         # Beyond a sweep.
@@ -163,7 +165,7 @@ _TABLES: tuple[tuple[str, str, str, tuple[Column, ...], str], ...] = (
             Column("inference, %", "inference_time_ratio", 1, is_ratio=True),
             Column("inference FLOPs, %", "inference_flops_ratio", 1, is_ratio=True),
             Column("rows, %", "learned_share", 1, 100),
-            Column("step, ms", "step_ms", 3),
+            Column("step, ms", "step_ms", 0),
             Column("dense parameters", "dense_parameters", 0),
         ),
         "training: time of a step per row, times the rows trained on (rows, % of the log); the same for FLOPs.\n"
