@@ -15,7 +15,7 @@ from ctr.io.errors import InputError, joined
 from ctr.loading import load_tensorflow
 
 if TYPE_CHECKING:
-    from ctr.experiments.jobs import Failure
+    from ctr.experiments.jobs import Outcome
     from ctr.experiments.run import Options
 
 _Paths: TypeAlias = tuple[Path, ...]
@@ -107,7 +107,7 @@ def replay(options: TriesOptions) -> None:
     from ctr.experiments.config import check_experiment_folder, read_experiment
     from ctr.experiments.report.write import write_experiment
 
-    failures: Mapping[str, Failure] = {}
+    failures: Mapping[str, Outcome] = {}
     if not options.report:
         experiment, log = _checked(options, check_experiment_folder, read_experiment)
         from ctr.experiments.run import run_experiment
@@ -124,7 +124,7 @@ def search(options: SearchOptions) -> None:
     from ctr.search.config import check_search_folder, read_search
     from ctr.search.report import write_search
 
-    failures: Mapping[str, Failure] = {}
+    failures: Mapping[str, Outcome] = {}
     if not options.report:
         space, log = _checked(options, check_search_folder, read_search)
         from ctr.search.run import run_search
@@ -158,10 +158,10 @@ def _plan(options: TriesOptions) -> "Options":
     return Options(command, options.workers, options.beam_options, timed, progress=note)
 
 
-def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Failure]") -> None:
+def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Outcome]") -> None:
     print_result(json.loads((out / file).read_bytes()), f"{text}\n{out / 'report.html'}")
     if failures:
-        causes = joined([f"{name}: {error}" for name, error in failures.items()])
+        causes = joined([f"{name}: {failure.error}" for name, failure in failures.items()])
         text, hint = f"{len(failures)} failed: {causes}", "rerun the same command to try again"
         # What may pass in one of them is worth another try.
         raise InputError(text, hint).ending_with(max(failure.status for failure in failures.values()))

@@ -19,8 +19,6 @@ ABSENT = "–"
 _HIGHER_IS_BETTER = {"per_query_auc": True, "auc": True, "logloss": False, "normalized_entropy": False}
 _DECIMALS = 5
 _MOST_DECIMALS = 9
-
-
 VERDICT_WIDTH = len("not significant")
 
 
@@ -40,20 +38,6 @@ def decimals_for(low: float | None, high: float | None) -> int:
     if low is None or high is None or not 0 < (half := (high - low) / 2) < math.inf:
         return _DECIMALS
     return min(max(1, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
-
-
-def with_margin(value: float | None, low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """Value with the half-width of its interval, with the digits that fit it.
-
-    Example:
-        >>> with_margin(0.62534, 0.61312, 0.63756)
-        '0.625 ± 0.012'
-    """
-    decimals = decimals_for(low, high)
-    text = fixed(value, decimals, signed=signed)
-    if value is None or low is None or high is None or not math.isfinite(high - low):
-        return text
-    return f"{text} ± {fixed((high - low) / 2, decimals)}"
 
 
 @dataclass(frozen=True)
@@ -77,10 +61,6 @@ class Number:
 
     def bounds(self, decimals: int | None = None, *, signed: bool = False) -> str:
         return interval(self.low, self.high, self.decimals if decimals is None else decimals, signed=signed)
-
-    def margin(self, *, signed: bool = False) -> str:
-        """The number with the half-width of its interval."""
-        return with_margin(self.value, self.low, self.high, signed=signed)
 
     def whole(self, decimals: int | None = None, *, signed: bool = False) -> str:
         """The number and the ends of its interval, where there is one."""

@@ -3,7 +3,7 @@
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class NotComparableError(InputError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that differs: its path, and its value by side, ``a`` and ``b``, unless it lacks the key."""
+    """A setting that differs: its path, and its value by the name of each tree that has it."""
 
     key: str
     values: dict[str, Any]
@@ -152,13 +152,13 @@ class RunComparison:
             f"{int(traffic.examples):,} examples, {int(traffic.queries):,} queries, "
             f"log {self.run_a.log_sha256[:12]}",
             "",
-            *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
+            *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self.metric_cells()]),
             *display.no_interval_lines({str(name): why for name, why in self.metrics["no_interval"].items()}),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
             "",
-            *display.aligned([["cost", "a", "b", "b / a", "range", ""], *map(self.cost_cells, self.costs)]),
+            *display.aligned([["cost", "a", "b", "b / a", "range", ""], *self.cost_cells()]),
             *(line for note in self.cost_notes for line in textwrap.wrap(note, _TEXT_WIDTH)),
         ]
         if not self.configuration:
@@ -171,29 +171,29 @@ class RunComparison:
             lines.append("Speeds may differ by more than the configuration.")
         return "\n".join(lines)
 
-    def metric_cells(self, metric: str) -> list[str]:
-        """Title of a metric, both values, their difference and its interval."""
-        columns = ["a", "b", "difference", "ci95_low", "ci95_high"]
-        return display.paired_cells(metric, *map(float, self.metrics.loc[metric, columns]))
-
-    def cost_cells(self, key: str) -> list[str]:
-        """Title of a cost, both values, their ratio, its range, and whether it is distinguishable from 1."""
-        cost = self.costs[key]
-        values = display.amount(cost.a), display.amount(cost.b), display.times(cost.ratio)
-        return [COSTS[key], *values, cost.bounds, cost.verdict.ljust(display.VERDICT_WIDTH)]
-
-    def _metric_rows(self) -> list[list[str]]:
+    def metric_cells(self) -> list[list[str]]:
+        """For each metric its title, both values, the difference, its interval, the relative change, a verdict."""
         rows = []
         for metric, values in self.metrics.iterrows():
+            ends = map(float, values[["a", "b", "difference", "ci95_low", "ci95_high"]])
             relative = values["relative_percent"]
-            rows.append(
-                [
-                    *self.metric_cells(str(metric)),
-                    display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
-                    values["verdict"].ljust(display.VERDICT_WIDTH),
-                ]
-            )
+            text = display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%"
+            rows.append([*display.paired_cells(str(metric), *ends), text, values["verdict"]])
         return rows
+
+    def cost_cells(self) -> list[list[str]]:
+        """For each cost its title, both values, their ratio, its range, and whether it is distinguishable from 1."""
+        return [
+            [
+                COSTS[key],
+                display.amount(cost.a),
+                display.amount(cost.b),
+                display.times(cost.ratio),
+                cost.bounds,
+                cost.verdict,
+            ]
+            for key, cost in self.costs.items()
+        ]
 
     def _prediction_lines(self) -> list[str]:
         paired = self.predictions
@@ -226,7 +226,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
         )
     predictions, no_predictions = _pair_predictions(run_a, run_b)
     metrics = compare(run_a.metrics, run_b.metrics).loc[list(COMPARED)]
-    configuration = differing_keys(run_a.config, run_b.config)
+    configuration = differing_keys({"a": run_a.config, "b": run_b.config})
     if is_seed_alone(configuration):
         metrics["verdict"] = metrics["verdict"].replace({"better": "differs", "worse": "differs"})
     return RunComparison(
@@ -237,17 +237,19 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
         no_predictions=no_predictions,
         costs={key: _cost(key, run_a, run_b, _other_batches(configuration)) for key in COSTS},
         configuration=configuration,
-        environment=differing_keys(read_environment(run_a.folder), read_environment(run_b.folder)),
+        environment=differing_keys(
+            {"a": read_environment(run_a.folder), "b": read_environment(run_b.folder)}
+        ),
     )
 
 
-def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Differences of two trees of settings, by ascending key."""
-    sides = {"a": leaves(a), "b": leaves(b)}
+def differing_keys(trees: Mapping[str, dict[str, Any]]) -> list[Difference]:
+    """Differences of trees of settings, which have names, by ascending key."""
+    flat = {side: leaves(tree) for side, tree in trees.items()}
     differences = []
-    for key in sorted(sides["a"].keys() | sides["b"].keys()):
-        values = {side: leaves[key] for side, leaves in sides.items() if key in leaves}
-        if len(values) < 2 or values["a"] != values["b"]:
+    for key in sorted(set().union(*flat.values())):
+        values = {side: tree[key] for side, tree in flat.items() if key in tree}
+        if len(values) < len(trees) or any(value != next(iter(values.values())) for value in values.values()):
             differences.append(Difference(key, values))
     return differences
 

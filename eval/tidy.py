@@ -6,7 +6,8 @@ arm       arm of an experiment, or candidate of a search
 seed      seed, or a pair of seeds as ``1-2``; empty for all of them together
 slice     slice, decile, or kind of retrain; empty for all rows
 window    part of the pass; empty for all of it
-value, low, high    the number and the ends of its interval: 95% over queries, unless the metric says otherwise
+value, low, high    the number and the ends of its interval: 95% over queries, unless the metric says otherwise; with
+                    an infinite end (null in JSON) the value is only a bound
 """
 
 import re

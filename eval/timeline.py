@@ -93,11 +93,9 @@ class Timeline:
         coarse.sums = np.add.reduceat(self.sums, starts, axis=0)
         return coarse
 
-    def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
-        """Estimates a metric of `SERIES` for each entry, or for all entries up to it; replicates [32, W]."""
+    def estimate(self, metric: str) -> Estimate:
+        """Estimates a metric of `SERIES` for each entry; replicates [32, W]."""
         over, under = (self.sums[..., SUMS.index(name)].T for name in SERIES[metric])
-        if cumulative:
-            over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
         without = np.ones((GROUPS, GROUPS)) - np.eye(GROUPS)
         return Estimate(
             point=ratio(over.sum(axis=0), under.sum(axis=0)),
@@ -106,13 +104,16 @@ class Timeline:
             scale="logit" if metric == "per_query_auc" else "log",
         )
 
-    def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def series(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """A metric of `SERIES` and the interval's ends, each [W]."""
+        estimate = self.estimate(metric)
+        if metric == "calibration_ratio":
+            return estimate.point, *click_ratio_interval(estimate, self.sums[..., SUMS.index("clicks")].T)
+        return estimate.point, *estimate.interval()
+
+    def click_ratio(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Predicted over actual clicks and the interval's ends, each [W]; NaN without clicks."""
-        clicks = self.sums[..., SUMS.index("clicks")].T
-        estimate = self.estimate("calibration_ratio", cumulative=cumulative)
-        return estimate.point, *click_ratio_interval(
-            estimate, np.cumsum(clicks, axis=1) if cumulative else clicks
-        )
+        return self.series("calibration_ratio")
 
     def last_window(self) -> Self:
         """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.
@@ -125,7 +126,10 @@ class Timeline:
         if not len(self):
             return last
         examples = self.windows[:, 3]
-        least = max(typical_size(examples), min(examples.sum() / 10, _ENOUGH))
+        until = np.cumsum(np.sort(examples))
+        # The size of the window that the median example is in.
+        usual = int(np.sort(examples)[np.searchsorted(until, until[-1] / 2)])
+        least = max(usual, min(examples.sum() / 10, _ENOUGH))
         enough = np.cumsum(examples[::-1]) >= least
         start = len(self) - 1 - int(np.argmax(enough))
         last.windows, last.sums = self.windows[-1:].copy(), self.sums[start:].sum(axis=0, keepdims=True)
@@ -138,13 +142,6 @@ class Timeline:
         same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
         weight = SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
-
-
-def typical_size(examples: IntArray) -> int:
-    """Size of the window that the median example is in, from the sizes of at least one [W]."""
-    ascending = np.sort(examples)
-    until = np.cumsum(ascending)
-    return int(ascending[np.searchsorted(until, until[-1] / 2)])
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:

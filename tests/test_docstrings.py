@@ -12,7 +12,6 @@ import ctr.optim
 MODULES = {
     "ctr.eval.auc": ["roc_auc"],
     "ctr.eval.compare": ["compare"],
-    "ctr.eval.display": ["with_margin"],
     "ctr.eval.per_query_auc": ["query_auc"],
     "ctr.eval.progressive": ["ProgressiveMetrics"],
     "ctr.models.activations": ["smelu"],

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from ctr.config import AnyPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
-from ctr.experiments.plan import SEED
+from ctr.experiments.plan import SEED, ShownSliceConfig
 from ctr.io.files import check_output_folder
 from ctr.training.config import TrainConfig
 
@@ -104,20 +104,6 @@ class SweepConfig(StrictModel):
     points: dict[Name, Changes] = Field(min_length=1)
     arms: Annotated[tuple[str, ...], AfterValidator(_once)] = Field(min_length=1)
     seeds: Seeds = (1,)
-
-
-class ShownSliceConfig(StrictModel):
-    """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
-
-    Attributes:
-        title: its name in the tables; empty: a description of the slice.
-        family: the name of its family.
-        index: its number in the family, see ``ctr.objective.bias_constraints``.
-    """
-
-    title: str = ""
-    family: str
-    index: int = Field(ge=0)
 
 
 class ExperimentConfig(StrictModel):

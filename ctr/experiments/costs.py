@@ -15,18 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctr.experiments.calls import Folders
+from ctr.experiments.calls import Call, Folders, settings_key
 from ctr.experiments.config import BASELINE
-from ctr.experiments.jobs import Failure, Job, Outcome, run_jobs
+from ctr.experiments.jobs import Job, Outcome, run_jobs
 from ctr.experiments.planning import Calls
-from ctr.io.files import write_atomic_bytes
-from ctr.training.config import TrainConfig
+from ctr.training.run.directory import write_json
 
 ROUNDS = 6
 _ARMS_AT_ONCE = 8  # arms beside the baseline in one process, in whose memory all their tables are
 
 
-def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Failure]:
+def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outcome]:
     """Writes the costs of each arm of which a run is finished; counts operations alone unless ``timing``.
 
     Returns why arms were not measured, by group of names.
@@ -36,24 +35,24 @@ def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Failu
         for name, runs in calls.arms.items()
     }
     # All others are related to the baseline, which therefore is measured even where its runs failed.
-    configs = {name: calls.configs[name] for name in calls.arms if name == BASELINE or summaries[name]}
-    teachers = {f"teacher {name}": calls.configs[call.owner] for name, call in calls.teachers.items()}
+    arms = {name: run for name, (run, *_) in calls.arms.items() if name == BASELINE or summaries[name]}
+    teachers = {call.owner.replace("-", " ", 1): call for call in calls.teachers.values()}
     measured = {
         "log_sha256": folders.log_sha256,
-        "configs": {name: config.sha256() for name, config in {**configs, **teachers}.items()},
+        "configs": {name: settings_key(call.config) for name, call in {**arms, **teachers}.items()},
     }
     costs = folders.read("costs.json")
-    failures: dict[str, Failure] = {}
+    failures: dict[str, Outcome] = {}
     if {key: costs.get(key) for key in measured} != measured or (timing and not costs.get("rounds")):
         rounds = ROUNDS if timing else 0
-        arms, failures = _measure_all(folders, configs, rounds)
-        of_teachers, more = _measure_all(folders, teachers, 0) if teachers else ({}, {})
-        failures |= more
-        flops = {name.removeprefix("teacher "): cost["train_flops"] for name, cost in of_teachers.items()}
+        of_arms = _measure_all(folders, arms, rounds, failures)
+        of_teachers = _measure_all(folders, teachers, 0, failures)
         costs = {
-            "arms": {name: arms[name] for name in configs if name in arms},
+            "arms": {name: of_arms[name] for name in arms if name in of_arms},
             "rounds": rounds,
-            "teacher_flops": flops,
+            "teacher_flops": {
+                name.removeprefix("teacher "): cost["train_flops"] for name, cost in of_teachers.items()
+            },
             **measured,
             # What failed is tried again.
             "configs": {} if failures else measured["configs"],
@@ -62,45 +61,37 @@ def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Failu
         summary = summaries.get(name) or {}
         rows = summary.get("log_rows")
         cost["learned_share"] = summary["trained_rows"] / rows if rows else None
-    write_atomic_bytes(folders.out / "costs.json", (json.dumps(costs, indent=1) + "\n").encode())
+    write_json(folders.out / "costs.json", costs)
     return failures
 
 
 def _measure_all(
-    folders: Folders, configs: Mapping[str, TrainConfig], rounds: int
-) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
-    base = BASELINE if BASELINE in configs else next(iter(configs))
-    arms = [name for name in configs if name != base]
+    folders: Folders, calls: Mapping[str, Call], rounds: int, failures: dict[str, Outcome]
+) -> dict[str, dict[str, Any]]:
+    """Measures in processes of a few arms and the first one, the baseline; ``failures`` gets why some were not."""
     costs: dict[str, dict[str, Any]] = {}
-    failures: dict[str, Failure] = {}
-    for begin in range(0, max(1, len(arms)), _ARMS_AT_ONCE):
-        group = [base, *arms[begin : begin + _ARMS_AT_ONCE]]
-        result = _measure_apart(folders, {name: configs[name] for name in group}, base, rounds)
-        if isinstance(result, Failure):
-            failures[", ".join(group)] = result
-            continue
+    base, others = [*calls][:1], [*calls][1:]
+    for begin in range(0, max(len(others), len(base)), _ARMS_AT_ONCE):
+        group = [*base, *others[begin : begin + _ARMS_AT_ONCE]]
+        configs = {name: calls[name].config.model_dump(mode="json") for name in group}
+        wanted = {"log": str(folders.log), "configs": configs, "base": group[0], "rounds": rounds}
+
+        def report(_: Job, outcome: Outcome | None, names: str = ", ".join(group)) -> None:
+            if outcome is not None and outcome.error:
+                failures[names] = outcome
+
+        with tempfile.TemporaryDirectory() as temporary:
+            files = Path(temporary) / "wanted.json", Path(temporary) / "result.json"
+            files[0].write_text(json.dumps(wanted))
+            job = Job("costs", tuple(map(str, files)), module="ctr.experiments.measure")
+            run_jobs([job], 1, report, "", folders.out / "outcomes")
+            if ", ".join(group) in failures:
+                continue
+            result: dict[str, dict[str, Any]] = json.loads(files[1].read_bytes())
         # Only ratios, of the same rounds, compare arms: milliseconds are the first group's baseline times them.
         for kind in ("step", "inference") if rounds else ():
-            first = (costs or result)[base][f"{kind}_ms"]
+            first = (costs or result)[group[0]][f"{kind}_ms"]
             for cost in result.values():
                 cost[f"{kind}_ms"] = first * cost[f"{kind}_ratio"][1]
         costs = {**result, **costs}
-    return costs, failures
-
-
-def _measure_apart(
-    folders: Folders, configs: Mapping[str, TrainConfig], base: str, rounds: int
-) -> dict[str, dict[str, Any]] | Failure:
-    """Runs ``ctr.experiments.measure`` in a separate process."""
-    dumped = {name: config.model_dump(mode="json") for name, config in configs.items()}
-    wanted = {"log": str(folders.log), "configs": dumped, "base": base, "rounds": rounds}
-    ended: list[Outcome | None] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        files = Path(temporary) / "wanted.json", Path(temporary) / "result.json"
-        files[0].write_text(json.dumps(wanted))
-        job = Job("costs", tuple(map(str, files)), module="ctr.experiments.measure")
-        run_jobs([job], 1, lambda _, outcome: ended.append(outcome), "", folders.out / "outcomes")
-        if (outcome := ended[-1]) is not None and outcome.failure is not None:
-            return outcome.failure
-        costs: dict[str, dict[str, Any]] = json.loads(files[1].read_bytes())
     return costs

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
 from ctr.io.errors import PASSING, exit_status, process_status
 from ctr.io.files import make_folder, write_atomic_bytes
@@ -41,17 +41,6 @@ class Job:
     module: str = "ctr"
 
 
-class Failure(str):
-    """Why a job failed, in one line, with the exit status that says what to do about it (``ctr.io.errors``)."""
-
-    status: int
-
-    def __new__(cls, text: str, status: int) -> Self:
-        failure = super().__new__(cls, text)
-        failure.status = status
-        return failure
-
-
 @dataclass(frozen=True)
 class Outcome:
     """End of a job."""
@@ -59,11 +48,7 @@ class Outcome:
     seconds: float
     error: str = ""  # one line; empty when it ended well
     end: str = ""  # the last lines of its errors
-    status: int = PASSING  # where it failed: ``INPUT``, ``DEFECT`` or ``PASSING``
-
-    @property
-    def failure(self) -> Failure | None:
-        return Failure(self.error, self.status) if self.error else None
+    status: int = PASSING  # where it failed: ``INPUT``, ``DEFECT`` or ``PASSING`` (``ctr.io.errors``)
 
 
 Report = Callable[[Job, Outcome | None], None]  # called as each job begins, with None, and as it ends
@@ -82,12 +67,15 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
             run_here(jobs, workers, report)
         return
     with quiet_beam(logging.WARNING):
-        options = _options_elsewhere(beam_options)
+        from ctr.pipelines.beam import read_beam_options, split_beam_options
+
+        texts = split_beam_options(beam_options)
+        options = read_beam_options(texts)
         with ending_by_sigterm():
-            if options is None:
-                run_here(jobs, workers, report)
-            else:
+            if any(text.startswith("--runner") for text in texts):
                 _run_elsewhere(jobs, options, report, outcomes)
+            else:
+                run_here(jobs, workers, report)
 
 
 def run_here(
@@ -143,15 +131,6 @@ def _outcome(seconds: float, status: int, errors: str) -> Outcome:
     if status < 0:
         error = f"ended by signal {-status} ({signal.Signals(-status).name})"
     return Outcome(seconds, error, "".join(lines), process_status(status))
-
-
-def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
-    """Returns the options of another Beam runner; None if they name no runner."""
-    from ctr.pipelines.beam import read_beam_options, split_beam_options
-
-    texts = split_beam_options(beam_options)
-    options = read_beam_options(texts)
-    return options if any(text.startswith("--runner") for text in texts) else None
 
 
 def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Report, outcomes: Path) -> None:

@@ -4,19 +4,26 @@ OUT/plan.json is written before the first run, and read again for the report. Ne
 report is made without it.
 """
 
-import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
+from ctr.config import StrictModel
 from ctr.io.errors import InputError
 
 PLAN_FILE = "plan.json"
 SEED = "seed"
 """What pairs of an arm's own runs differ in, beside what its retrains do."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 _RecordT = TypeVar("_RecordT", bound="Record")
 
 
@@ -33,6 +40,7 @@ def _check_inside(path: str) -> str:
 
 
 Inside = Annotated[str, AfterValidator(_check_inside)]  # path that cannot lead out of the experiment's folder
+ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]+$")]  # stands in names of files
 
 
 class PlannedRun(Record):
@@ -50,19 +58,24 @@ class PlannedFamily(Record):
     slices: list[str]  # what each of its slices holds, by number
 
 
-class ShownSlice(Record):
-    """Slice that the tables show under a short ``name``: number ``index`` of a ``family``."""
+class ShownSliceConfig(StrictModel):
+    """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
-    name: str
-    title: str | None = None
+    Attributes:
+        title: its name in the tables; empty: a description of the slice.
+        family: the name of its family.
+        index: its number in the family, see ``ctr.objective.bias_constraints``.
+    """
+
+    title: str = ""
     family: str
-    index: int
+    index: int = Field(ge=0)
 
 
 class PlannedArm(Record):
     """Arm, or a point of an arm's sweep."""
 
-    name: str  # ``ARM``, or ``ARM@POINT``
+    name: ArmName  # ``ARM``, or ``ARM@POINT``
     title: str | None = None
     note: str | None = None
     against: str | None = None  # None for the experiment's baseline
@@ -82,22 +95,6 @@ class PlannedArm(Record):
         return self.title or self.name
 
 
-class PlannedTeacher(Record):
-    """Model that arms learn from; ``sidecar`` is the name under which the log has its predictions."""
-
-    name: str
-    folder: Inside
-    sidecar: str | None = None
-
-
-class PlannedSampling(Record):
-    """Rows that arms learn from; ``sidecar`` is the name under which the log has the decisions."""
-
-    name: str
-    sidecar: str | None = None
-    config: dict[str, Any] = {}
-
-
 class Plan(Record):
     """Plan of an experiment."""
 
@@ -110,10 +107,20 @@ class Plan(Record):
     ctr_version: str
     baseline: str
     arms: list[PlannedArm]  # the file's arms, then the points of the sweep
-    teachers: list[PlannedTeacher] = []
-    samplings: list[PlannedSampling] = []
-    slices: list[ShownSlice] = []
+    teachers: dict[str, Inside] = {}  # folder by name
+    samplings: dict[str, dict[str, Any]] = {}  # configuration by name
+    slices: dict[str, ShownSliceConfig] = {}  # those that the tables show, by a short name
     scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [arm.name for arm in self.arms]
+        if len({*names}) < len(names):
+            raise ValueError(f"arms must have names of their own, got {', '.join(names):.200}")
+        for name in (self.baseline, *(name for arm in self.arms for name in (arm.against, arm.of))):
+            if name and name not in names:
+                raise ValueError(f"{name!r:.80} must be the name of an arm: {', '.join(names):.200}")
+        return self
 
     def arm(self, name: str) -> PlannedArm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -140,24 +147,7 @@ def read_plan(folder: Path) -> Plan:
         raise InputError(
             f"{folder}: no plan.json, so this is not an experiment; allowed: an output directory of `ctr replay`"
         )
-    plan = read_record(path, Plan)
-    names = [arm.name for arm in plan.arms]
-    for index, name in enumerate(names):
-        if not _NAME.fullmatch(name):
-            raise InputError(f"{path}: arms.{index}.name must be letters, digits and _.@-, got {name!r:.80}")
-        if name in names[:index]:
-            raise InputError(
-                f"{path}: arms.{index}.name must differ from the others', got {name!r:.80} twice"
-            )
-    references = [("baseline", plan.baseline)]
-    for index, arm in enumerate(plan.arms):
-        references += [
-            (f"arms.{index}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))
-        ]
-    for key, name in references:
-        if name not in names:
-            raise InputError(f"{path}: {key} must be the name of an arm, got {name!r:.80}")
-    return plan
+    return read_record(path, Plan)
 
 
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT:

@@ -1,6 +1,6 @@
 """Plans the runs and the calls of an experiment, everything checked before the first run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 from ctr import __version__
 from ctr.config import parse_model
-from ctr.data.log import Manifest, log_sha256, read_manifests
+from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
 from ctr.experiments.calls import Call, settings_key
@@ -17,7 +17,6 @@ from ctr.experiments.config import (
     ArmConfig,
     Changes,
     ExperimentConfig,
-    ShownSliceConfig,
     alike_in_arms,
     changed,
 )
@@ -26,9 +25,7 @@ from ctr.experiments.plan import (
     PlannedArm,
     PlannedFamily,
     PlannedRun,
-    PlannedSampling,
-    PlannedTeacher,
-    ShownSlice,
+    ShownSliceConfig,
 )
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import SLICES_MEASURED, slice_names
@@ -38,37 +35,22 @@ from ctr.training.inputs import Inputs, open_inputs
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls of an experiment that an arm needs, by name."""
+    """All calls of an experiment."""
 
-    arms: Mapping[str, Sequence[Call]]  # for each arm and point of the sweep, one for each seed
-    configs: Mapping[str, TrainConfig]  # by arm and by owner of a teacher, for the first seed
-    teachers: Mapping[str, Call]
-    samplings: Mapping[str, Call]
-    retrains: Sequence[Call] = ()
+    teachers: dict[str, Call] = field(default_factory=dict)  # by sidecar
+    samplings: dict[str, Call] = field(default_factory=dict)
+    arms: dict[str, list[Call]] = field(default_factory=dict)  # for each arm and point of the sweep, by seed
+    retrains: list[Call] = field(default_factory=list)
 
     def stages(self) -> tuple[Sequence[Call], Sequence[Call], Sequence[Call]]:
         """Returns all calls in three stages, of which each needs only those before it.
 
         The first seeds of all arms come before the next ones.
         """
-        teachers = {call.label: call for call in self.teachers.values()}
         seeds = [run.seed for run in next(iter(self.arms.values()))]
         runs = [*chain.from_iterable(self.arms.values()), *self.retrains]
         runs.sort(key=lambda run: seeds.index(run.seed))
-        return [*teachers.values()], [*self.samplings.values()], runs
-
-
-@dataclass(frozen=True)
-class _Variant:
-    """An arm, or a point of its sweep: ``changes`` beside the arm's, and ``key``, where they are in the file."""
-
-    name: str
-    arm: ArmConfig
-    seeds: Sequence[int]
-    key: str
-    of: str | None = None  # the arm that a point varies; None for an arm
-    point: str | None = None
-    changes: Changes = field(default_factory=dict)
+        return [*self.teachers.values()], [*self.samplings.values()], runs
 
 
 def make_plan(
@@ -84,127 +66,114 @@ def make_plan(
     ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
     InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
-    manifests = read_manifests(log)
-    checker = _Checker(log, where)
-    baseline = changed(content, experiment.baseline.set)
-    log_key = log_sha256(manifests)
-    teachers = _make_teachers(experiment, baseline, checker, log_key)
-    samplings = _make_samplings(experiment, teachers)
-    planned: list[PlannedArm] = []
-    arms: dict[str, list[Call]] = {}
-    configs = {call.owner: call.config for call in teachers.values() if isinstance(call.config, TrainConfig)}
-    retrained: list[Call] = []
-    for variant in _variants(experiment):
-        name, arm = variant.name, variant.arm
-        settings, needs = changed(baseline, arm.set), list[Call]()
-        if arm.teacher is not None:
-            needs.append(teachers[arm.teacher])
-            settings = changed(settings, {"objective.distillation.teacher": teachers[arm.teacher].sidecar})
-        if arm.sampling is not None:
-            needs.append(samplings[arm.sampling])
-            settings["sampling"] = {"name": samplings[arm.sampling].sidecar, "score": arm.score}
-        settings = changed(settings, variant.changes)
-        owner = name if variant.point else ""
-        checked = [checker.check(settings, seed, variant.key, owner) for seed in variant.seeds]
-        configs[name], families = checked[0]
-        arms[name] = [Call(name, config, needs) for config, _ in checked]
-        retrains: dict[str, list[PlannedRun]] = {}
-        for kind, changes in experiment.retrain.items():
-            if variant.point is None and (arm.retrain is None or kind in arm.retrain):
-                again = changed(settings, changes)
-                runs = [checker.check(again, seed, f"retrain.{kind}", name)[0] for seed in variant.seeds]
-                calls = [Call(f"{name}~{kind}", config, needs) for config in runs]
-                retrains[kind] = _planned_runs(calls)
-                retrained += calls
-        _check_changes(variant, configs, where)
-        _check_scored(experiment.scored, configs[name], manifests, f"{where}: {name}")
-        title = arm.title or variant.of or name
-        planned.append(
-            PlannedArm(
-                name=name,
-                title=title if variant.point is None else f"{title} ({variant.point})",
-                note=arm.note,
-                against=None if name == BASELINE else arm.against,
-                set={**arm.set, **variant.changes},
-                paper=arm.paper if variant.point is None else {},
-                seeds=[*variant.seeds],
-                point=variant.point,
-                of=variant.of,
-                runs=_planned_runs(arms[name]),
-                retrains=retrains,
-                teacher=arm.teacher,
-                sampling=arm.sampling,
-                families=families,
-            )
-        )
+    planner = _Planner(experiment, changed(content, experiment.baseline.set), log, where)
+    arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
+    planned = []
+    for name, arm in arms.items():
+        key = f"{'' if name == BASELINE else 'arms.'}{name}.set"
+        planned.append(planner.plan_arm(name, arm, experiment.seeds, key))
+    if (sweep := experiment.sweep) is not None:
+        for name in sweep.arms:
+            for point, changes in sweep.points.items():
+                key, title = f"sweep.points.{point}", f"{arms[name].title or name} ({point})"
+                arm = arms[name].model_copy(update={"title": title, "paper": {}, "retrain": ()})
+                entry = planner.plan_arm(f"{name}@{point}", arm, sweep.seeds, key, changes)
+                planned.append(entry.model_copy(update={"of": name, "point": point}))
     _check_shown(experiment.slices, planned, where)
-    # Only those that an arm needs, itself or for its sampling.
-    needs = [need for calls in arms.values() for call in calls for need in call.needs]
-    needed = {call.label for need in needs for call in (need, *need.needs)}
-    teachers = {name: call for name, call in teachers.items() if call.label in needed}
-    samplings = {name: call for name, call in samplings.items() if call.label in needed}
-    scored, is_all = experiment.scored, experiment.scored == TimeRange()
+    scored, calls = experiment.scored, planner.calls
     plan = Plan(
         title=experiment.title,
         note=experiment.note,
         log=str(log.resolve()),
-        log_sha256=log_key,
+        log_sha256=planner.log_key,
         command=command,
         created=created,
         ctr_version=__version__,
         baseline=BASELINE,
         arms=planned,
-        teachers=[
-            PlannedTeacher(name=name, folder=call.folder, sidecar=call.sidecar)
-            for name, call in teachers.items()
-        ],
-        samplings=[
-            PlannedSampling(name=name, sidecar=call.sidecar, config=call.config.model_dump(mode="json"))
-            for name, call in samplings.items()
-        ],
-        slices=[ShownSlice(name=name, **shown.model_dump()) for name, shown in experiment.slices.items()],
-        scored_us=None if is_all else (scored.start_us, scored.end_us),
+        teachers={call.owner.removeprefix("teacher-"): call.folder for call in calls.teachers.values()},
+        samplings={name: call.config.model_dump(mode="json") for name, call in calls.samplings.items()},
+        slices=experiment.slices,
+        scored_us=None if scored == TimeRange() else (scored.start_us, scored.end_us),
     )
-    return plan, Calls(arms, configs, teachers, samplings, retrained)
+    return plan, calls
 
 
-def _planned_runs(calls: Sequence[Call]) -> list[PlannedRun]:
-    return [PlannedRun(seed=call.seed or 0, folder=call.folder) for call in calls]
+class _Planner:
+    """Makes the calls of arms, each configuration checked as training would check it.
 
+    Teachers and samplings are made as an arm needs them; equal teachers share a call.
+    """
 
-def _variants(experiment: ExperimentConfig) -> Iterator[_Variant]:
-    arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
-    for name, arm in arms.items():
-        yield _Variant(name, arm, experiment.seeds, f"{'' if name == BASELINE else 'arms.'}{name}.set")
-    if (sweep := experiment.sweep) is not None:
-        for name in sweep.arms:
-            for point, changes in sweep.points.items():
-                key = f"sweep.points.{point}"
-                yield _Variant(f"{name}@{point}", arms[name], sweep.seeds, key, name, point, changes)
-
-
-class _Checker:
-    """Makes the configurations of runs, each checked as training would check it."""
-
-    def __init__(self, log: Path, where: str) -> None:
-        self._log, self._where = log, where
+    def __init__(
+        self, experiment: ExperimentConfig, baseline: Mapping[str, Any], log: Path, where: str
+    ) -> None:
+        self._experiment, self._baseline, self._log, self._where = experiment, baseline, log, where
+        self._manifests = read_manifests(log)
         self._inputs: dict[str, Inputs] = {}  # by hash of the configuration without its seed
+        self._unchanged = ""  # hash of the baseline's configuration
+        self.log_key = log_sha256(self._manifests)
+        self.calls = Calls()
 
-    def check(
-        self, content: Mapping[str, Any], seed: int, key: str, owner: str = ""
+    def plan_arm(
+        self, name: str, arm: ArmConfig, seeds: Sequence[int], key: str, changes: Changes | None = None
+    ) -> PlannedArm:
+        """Plans an arm, or with ``changes`` a point of its sweep; ``key`` is where they are in the file."""
+        settings, needs = changed(self._baseline, arm.set), list[Call]()
+        if arm.teacher is not None:
+            needs.append(self._teacher(arm.teacher))
+            settings = changed(settings, {"objective.distillation.teacher": needs[0].sidecar})
+        if arm.sampling is not None:
+            needs.append(self._sampling(arm.sampling))
+            settings["sampling"] = {"name": needs[-1].sidecar, "score": arm.score}
+        settings = changed(settings, changes or {})
+
+        def make_calls(owner: str, content: Mapping[str, Any], key: str) -> list[Call]:
+            return [Call(owner, self._checked(content, seed, key)[0], needs) for seed in seeds]
+
+        key = key if changes is None else f"{name}: {key}"
+        calls = self.calls.arms[name] = make_calls(name, settings, key)
+        retrains = {
+            kind: make_calls(f"{name}~{kind}", changed(settings, again), f"{name}: retrain.{kind}")
+            for kind, again in self._experiment.retrain.items()
+            if arm.retrain is None or kind in arm.retrain
+        }
+        self.calls.retrains.extend(chain.from_iterable(retrains.values()))
+        config, families = self._checked(settings, seeds[0], key)
+        self._check_scored(config, name)
+        if name == BASELINE:
+            self._unchanged = config.sha256()
+        elif changes is None and arm.set and config.sha256() == self._unchanged:
+            raise InputError(
+                f"{self._where}: {key}: {', '.join(arm.set)} changes nothing: the arm {name} would be "
+                "trained as the baseline is; change another key, or leave the arm out"
+            )
+        return PlannedArm(
+            name=name,
+            title=arm.title or name,
+            note=arm.note,
+            against=None if name == BASELINE else arm.against,
+            set={**arm.set, **(changes or {})},
+            paper=arm.paper,
+            seeds=[*seeds],
+            runs=_planned_runs(calls),
+            retrains={kind: _planned_runs(again) for kind, again in retrains.items()},
+            teacher=arm.teacher,
+            sampling=arm.sampling,
+            families=families,
+        )
+
+    def _checked(
+        self, content: Mapping[str, Any], seed: int, key: str
     ) -> tuple[TrainConfig, list[PlannedFamily]]:
-        """Returns the configuration of nested keys, with values resolved from the log, and its slice families.
-
-        ``key`` is their path in the experiment's file, ``owner`` a point.
-        """
-        where = f"{self._where}: {owner}" if owner else self._where
-        config = parse_model(TrainConfig, {**alike_in_arms(content), "seed": seed}, where, f"{key}.")
+        """Returns the configuration of nested keys, with values resolved from the log, and its slice families."""
+        config = parse_model(TrainConfig, {**alike_in_arms(content), "seed": seed}, self._where, f"{key}.")
         settings = config.model_copy(update={"seed": 0}).sha256()
         if settings not in self._inputs:
             try:
                 self._inputs[settings] = open_inputs(self._log, config)
             except InputError as error:
-                raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
+                raise InputError(f"{self._where}: {key}: {str(error).removeprefix('config: ')}") from None
         inputs = self._inputs[settings]
         constraints = inputs.config.objective.bias_constraints
         pairs = zip(constraints.families, inputs.families, strict=True) if constraints is not None else ()
@@ -215,28 +184,40 @@ class _Checker:
         ]
         return config.model_copy(update={"model": inputs.config.model}), families
 
+    def _check_scored(self, config: TrainConfig, name: str) -> None:
+        """Raises InputError where a run can have no predictions of the query times that count."""
+        scored, times = self._experiment.scored, config.time_range
+        if scored == TimeRange():
+            return
+        where = f"{self._where}: {name}"
+        if not config.record_predictions:
+            raise InputError(f"{where}: record_predictions: false is not allowed: scored reads predictions")
+        begin, end = max(scored.start_us, times.start_us), min(scored.end_us, times.end_us)
+        if not any(part.rows and max(part.start, begin) < min(part.end, end) for part in self._manifests):
+            raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
 
-def _check_changes(variant: _Variant, configs: Mapping[str, TrainConfig], where: str) -> None:
-    """Raises InputError where an arm has changes, and yet the configuration of the baseline."""
-    if variant.name == BASELINE or variant.point is not None or not variant.arm.set:
-        return
-    if configs[variant.name].sha256() == configs[BASELINE].sha256():
-        raise InputError(
-            f"{where}: {variant.key}: {', '.join(variant.arm.set)} changes nothing: the arm {variant.name} would be "
-            "trained as the baseline is; change another key, or leave the arm out"
-        )
+    def _teacher(self, name: str) -> Call:
+        teacher = self._experiment.teachers[name]
+        content = {**changed(self._baseline, teacher.set), "record_predictions": True}
+        config, _ = self._checked(content, teacher.seed, f"teachers.{name}.set")
+        # A log that has grown has a new sidecar: no recording can extend the shorter log's.
+        sidecar = f"replay-{settings_key(config)}-{self.log_key[:8]}"
+        return self.calls.teachers.setdefault(sidecar, Call(f"teacher-{name}", config, sidecar=sidecar))
+
+    def _sampling(self, name: str) -> Call:
+        """Returns a sampling, with its teacher's sidecar in place of the teacher's name."""
+        config, needs = self._experiment.samplings[name], []
+        key, rule = config.by_teacher or ("", None)
+        if rule is not None and rule.log is None and rule.teacher in self._experiment.teachers:
+            needs = [self._teacher(rule.teacher)]
+            content = changed(config.model_dump(), {f"{key}.teacher": needs[0].sidecar})
+            config = SamplingConfig.model_validate(content)
+        call = Call(f"sampling {name}", config, needs, f"replay-{settings_key(config)}")
+        return self.calls.samplings.setdefault(name, call)
 
 
-def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Manifest], where: str) -> None:
-    """Raises InputError where a run can have no predictions of the query times that count."""
-    if scored == TimeRange():
-        return
-    if not config.record_predictions:
-        raise InputError(f"{where}: record_predictions: false is not allowed: scored reads predictions")
-    times = config.time_range
-    begin, end = max(scored.start_us, times.start_us), min(scored.end_us, times.end_us)
-    if not any(part.rows and max(part.start, begin) < min(part.end, end) for part in manifests):
-        raise InputError(f"{where}: scored: no partition of the log overlaps it within time_range")
+def _planned_runs(calls: Sequence[Call]) -> list[PlannedRun]:
+    return [PlannedRun(seed=call.seed or 0, folder=call.folder) for call in calls]
 
 
 def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedArm], where: str) -> None:
@@ -244,44 +225,15 @@ def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedAr
     sizes: dict[str, int] = {}
     for family in (family for arm in arms if arm.of is None for family in arm.families):
         sizes[family.name] = max(sizes.get(family.name, 0), len(family.slices))
-    for name, shown_slice in shown.items():
-        if shown_slice.family not in sizes:
+    for name, entry in shown.items():
+        if entry.family not in sizes:
             names = ", ".join(sizes) or "none is measured by any arm"
             raise InputError(
-                f"{where}: slices.{name}.family: there is no {shown_slice.family} of at most {SLICES_MEASURED} slices; "
+                f"{where}: slices.{name}.family: there is no {entry.family} of at most {SLICES_MEASURED} slices; "
                 f"allowed: {names}"
             )
-        if shown_slice.index >= sizes[shown_slice.family]:
+        if entry.index >= sizes[entry.family]:
             raise InputError(
-                f"{where}: slices.{name}.index: {shown_slice.index} is not allowed; the family "
-                f"{shown_slice.family} has the slices 0 to {sizes[shown_slice.family] - 1}"
+                f"{where}: slices.{name}.index: {entry.index} is not allowed; the family "
+                f"{entry.family} has the slices 0 to {sizes[entry.family] - 1}"
             )
-
-
-def _make_teachers(
-    experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
-) -> dict[str, Call]:
-    """Returns the trainings of the teachers; equal teachers share a call."""
-    teachers: dict[str, Call] = {}
-    for name, teacher in experiment.teachers.items():
-        content = {**changed(baseline, teacher.set), "record_predictions": True}
-        config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
-        # A log that has grown has a new sidecar: no recording can extend the shorter log's.
-        sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
-        equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
-        teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)
-    return teachers
-
-
-def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Call]) -> dict[str, Call]:
-    """Returns the samplings, each with its teacher's sidecar in place of the teacher's name."""
-    samplings = {}
-    for name, config in experiment.samplings.items():
-        key, rule = config.by_teacher or ("", None)
-        needs = []
-        if rule is not None and rule.log is None and rule.teacher in teachers:
-            needs = [teachers[rule.teacher]]
-            content = changed(config.model_dump(), {f"{key}.teacher": needs[0].sidecar})
-            config = SamplingConfig.model_validate(content)
-        samplings[name] = Call(f"sampling {name}", config, needs, f"replay-{settings_key(config)}")
-    return samplings

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ctr.data.log import read_manifests
 from ctr.experiments.calls import THREADS, Call, Folders
 from ctr.experiments.config import check_experiment_folder, read_experiment
 from ctr.experiments.costs import write_costs
-from ctr.experiments.jobs import Failure, Job, Outcome, run_jobs
+from ctr.experiments.jobs import Job, Outcome, run_jobs
 from ctr.experiments.plan import PLAN_FILE
 from ctr.experiments.planning import Calls, make_plan
 from ctr.io.errors import DEFECT, InputError
@@ -48,7 +48,7 @@ class Options:
 
 def run_experiment(
     experiment: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = ()
-) -> dict[str, Failure]:
+) -> dict[str, Outcome]:
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
     ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; the
@@ -86,9 +86,9 @@ class _Runner:
         self._threads = str(max(1, cores // self._workers)) if here else None
         self._total = self._ended = 0
         self._begun = time.perf_counter()
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, Outcome] = {}
 
-    def run(self, calls: Calls) -> dict[str, Failure]:
+    def run(self, calls: Calls) -> dict[str, Outcome]:
         """Runs stage after stage; returns one line for each call that failed, by its label."""
         left = [[call for call in stage if not self._is_finished(call)] for stage in calls.stages()]
         self._total = sum(map(len, left))
@@ -99,8 +99,8 @@ class _Runner:
                 if failed is None:
                     ready[call.label] = call
                 else:
-                    status = self._failures[failed].status
-                    self._fail(call, Failure(f"not run, because {failed} failed", status))
+                    reason = f"not run, because {failed} failed"
+                    self._fail(call, replace(self._failures[failed], error=reason, end=""))
             if ready:
                 self._run_side_by_side(ready)
         return self._failures
@@ -131,21 +131,22 @@ class _Runner:
         shutil.rmtree(outcomes, ignore_errors=True)
 
     def _end(self, call: Call, outcome: Outcome) -> None:
-        if outcome.failure is not None:
-            self._fail(call, outcome.failure, outcome.end)
+        if outcome.error:
+            self._fail(call, outcome)
         elif not self._is_finished(call):
-            self._fail(call, Failure(f"it succeeded, but {call.what_lacks(self._folders)}", DEFECT))
+            lacking = f"it succeeded, but {call.what_lacks(self._folders)}"
+            self._fail(call, replace(outcome, error=lacking, end="", status=DEFECT))
         else:
             self._ended += 1
             accuracy = self._folders.read(call.folder, "summary.json").get("per_query_auc")
             result = "" if accuracy is None else f"PerQueryAUC {accuracy:.4f}, "
             self._say(f"{call.label}: {result}{outcome.seconds:.0f} s")
 
-    def _fail(self, call: Call, error: Failure, end: str = "") -> None:
-        self._failures[call.label] = error
-        write_atomic_bytes(self._folders.out / call.failure, f"{end or error}\n".encode())
+    def _fail(self, call: Call, outcome: Outcome) -> None:
+        self._failures[call.label] = outcome
+        write_atomic_bytes(self._folders.out / call.failure, f"{outcome.end or outcome.error}\n".encode())
         self._ended += 1
-        self._say(f"{call.label}: failed: {error}")
+        self._say(f"{call.label}: failed: {outcome.error}")
 
     def _say(self, text: str) -> None:
         seconds = time.perf_counter() - self._begun

@@ -12,12 +12,14 @@ import pandas as pd
 from ctr.eval import display
 from ctr.eval.report import figures
 from ctr.eval.report.figures import Figure, Line
-from ctr.eval.report.page import PageContext, Section, render_page, write_page
+from ctr.eval.report.page import PageContext, Section, render_page
 from ctr.eval.tidy import as_csv, tidy
 from ctr.experiments.plan import PLAN_FILE, read_record
 from ctr.experiments.report.results import Experiment, read_experiment
-from ctr.experiments.report.write import result_sections, table_lines, verdicts
+from ctr.experiments.report.tables import table_lines
+from ctr.experiments.report.write import result_sections, verdicts
 from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
 from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, ControllerRecord, SearchRecord, read_course
 
 _DECISIONS_DRAWN = 8
@@ -39,9 +41,9 @@ def write_search(folder: Path) -> str:
     experiment = read_experiment(replay) if (replay / PLAN_FILE).exists() else None
     text = as_text(record, experiment)
     page = render_page(search_context(record, read_course(folder / "supernet"), experiment))
-    write_page(folder / "table.txt", text)
-    write_page(folder / "table.csv", as_csv(tidy([]) if experiment is None else experiment.table))
-    write_page(folder / "report.html", page)
+    table = as_csv(tidy([]) if experiment is None else experiment.table)
+    for name, content in (("table.txt", text), ("table.csv", table), ("report.html", page)):
+        write_atomic_bytes(folder / name, content.encode())
     return text
 
 
@@ -79,7 +81,7 @@ def search_context(
     sections.append(Section("How to repeat it", tables=[("", pd.DataFrame(repeat, columns=["", " "]))]))
     lead = [sentence for sentence in (*_sentences(record), record.note) if sentence]
     missing = [] if experiment is None else experiment.missing
-    return PageContext(record.title, lead, said, missing, sections)
+    return PageContext(record.title, lead, said, missing, sections, [BASELINE, SEARCHED])
 
 
 def _sentences(record: SearchRecord) -> list[str]:
@@ -124,7 +126,7 @@ def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]
             Line(examples, shares[:, index], look=index, label=str(choice))
             for index, choice in enumerate(choices)
         ]
-        drawn.append(figures.courses(name, lines, note="probability of each choice", limits=(0.0, 1.0)))
+        drawn.append(figures.courses(name, lines, note="probability of each choice", within=(0.0, 1.0)))
     for title, key, level in (
         ("entropy", "entropy", None),
         ("mean cost of the candidates drawn", "mean_cost", record.target),

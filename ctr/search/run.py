@@ -22,7 +22,7 @@ from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.time_range import TimeRange
 from ctr.experiments.calls import read_object
 from ctr.experiments.config import ArmConfig, ExperimentConfig, changed
-from ctr.experiments.jobs import Failure
+from ctr.experiments.jobs import Outcome
 from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError, joined
@@ -39,7 +39,7 @@ from ctr.training.run.directory import only_process, write_json
 
 def run_search(
     file: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = (), is_judged: bool = True
-) -> tuple[SearchRecord, dict[str, Failure]]:
+) -> tuple[SearchRecord, dict[str, Outcome]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
     Args:
@@ -74,14 +74,11 @@ def run_search(
         values = {} if is_baseline else space.values(result.choice)
         write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
         record = SearchRecord(
-            title=search.title,
-            note=search.note,
+            **search.model_dump(include={"title", "note", "seed", "target"}),
             command=options.command,
             ctr_version=__version__,
             log=str(log.resolve()),
             log_sha256=log_sha256(manifests),
-            seed=search.seed,
-            target=search.target,
             purpose=search.cost,
             space={decision.name: list(decision.choices) for decision in space.decisions},
             size=space.size,
@@ -95,7 +92,7 @@ def run_search(
             values=values,
             cost=1.0 if is_baseline else cost(result.choice),
         )
-        failures = {}
+        failures: dict[str, Outcome] = {}
         if is_judged and not is_baseline:
             read = "all rows" if prefix.end is None else f"the rows before {prefix.end}"
             arm = ArmConfig(title="Searched", note=described(values), set=space.changes(content, values))

@@ -6,13 +6,13 @@ template; the reports of experiments and of searches are in their rooms.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ctr.eval import display, run_files
-from ctr.eval.arrays import FloatArray
 from ctr.eval.click_ratio import describe
 from ctr.eval.display import Number
 from ctr.eval.intervals import difference
@@ -20,24 +20,24 @@ from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.report import figures, words
 from ctr.eval.report.courses import baseline_loglosses, by_day, has_event_time, merged_course, middle_times
 from ctr.eval.report.figures import Figure, Line
-from ctr.eval.report.page import PageContext, Section, check_page, render_page, write_page
-from ctr.eval.report.runs import ShownRun, show_runs, subject_of
+from ctr.eval.report.page import PageContext, Section, is_page, render_page
+from ctr.eval.report.runs import FeatureFacts, ShownRun, show_runs
 from ctr.eval.run_comparison import (
     COSTS,
     SEED_NOTE,
     NotComparableError,
     RunComparison,
     compare_read_runs,
-    leaves,
+    differing_keys,
 )
 from ctr.eval.run_files import COMPARED
 from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
+from ctr.io.files import check_output_file, make_folder, write_atomic_bytes
 
 _FEATURES_DRAWN, _FEWEST_SLICES = 15, 5
 _ROWS_SHOWN, _ROWS_COMPARED = 25, 12  # of a table that does not open on a click: of a run, and of several
 _RATIO = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
-_WITHIN = {"per_query_auc": (0.0, 1.0), "logloss": (0.0, np.inf), "calibration_ratio": (0.0, np.inf)}
 _PAIRED = {"per_query_auc": "PerQueryAUC", "logloss": "logloss"}
 _COUNTS = {
     "log_rows": "rows of the log",
@@ -59,8 +59,10 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     if not runs:
         raise InputError("a report needs at least one run directory, got none")
     path = runs[0] / "report.html" if out is None else out
-    check_page(path)
-    write_page(path, render_report(runs))
+    check_output_file(path, "a report of ctr", is_page)
+    page = render_report(runs)
+    make_folder(path.parent)
+    write_atomic_bytes(path, page.encode())
     return path
 
 
@@ -73,7 +75,6 @@ def report_context(folders: Sequence[Path]) -> PageContext:
     """Returns the content of the page about runs; raises InputError where a run cannot be read."""
     runs = show_runs(folders)
     compared = _compare(runs)
-    subjects = {subject_of(folder) for folder in folders}
     lead = (
         f"{', '.join(shown.name for shown in runs)}{_period(runs)}. Every example was scored before the model was "
         "trained on it, so all metrics are on data not yet trained on. Intervals are 95%, over queries."
@@ -89,9 +90,7 @@ def report_context(folders: Sequence[Path]) -> PageContext:
         _configuration(runs),
     )
     return PageContext(
-        title=f"Prediction of {subjects.pop()}"
-        if len(subjects) == 1 and any(subjects)
-        else "Training report",
+        title="Training report",
         lead=[lead],
         verdict=_verdicts(runs, compared),
         warnings=_warnings(runs),
@@ -122,13 +121,12 @@ def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
 
 def _warnings(runs: Sequence[ShownRun]) -> list[str]:
     """Returns the runs' warnings, each with the run's name."""
-    texts = []
-    for shown in runs:
-        summary = shown.run.summary
-        more = summary.get("warnings", [])
-        warnings = [summary.get("calibration_warning"), *(more if isinstance(more, list) else [])]
-        texts += [f"{shown.name}: {text}" for text in warnings if text]
-    return texts
+    return [
+        f"{shown.name}: {text}"
+        for shown in runs
+        for text in (shown.facts.calibration_warning, *shown.facts.warnings)
+        if text
+    ]
 
 
 def _period(runs: Sequence[ShownRun]) -> str:
@@ -170,18 +168,30 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         ]
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
+    # Further labels are measured over the rows of which they are known.
+    for shown in runs:
+        for name, label in shown.facts.labels.items():
+            numbers = [
+                Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
+            ]
+            title = f"{shown.name}: {name}, {display.amount(label.get('examples'))} examples"
+            rows.append([title, *(number.whole() for number in numbers)])
     tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
     for index, result in compared.items():
         if isinstance(result, str):
             continue
         names = runs[0].name, runs[index].name
-        tables.append((f"{names[1]} minus {names[0]}, paired by query", _comparison_table(result, names)))
+        cells = [*result.metric_cells(), *([*row[:5], "", row[5]] for row in result.cost_cells())]
+        # Two runs may have such names, but columns are read by position.
+        kinds = ["difference, or ratio", "95% interval, or range", "relative", "verdict"]
+        table = pd.DataFrame(cells, columns=["metric", *names, *kinds])
+        tables.append((f"{names[1]} minus {names[0]}, paired by query", table))
         said += [_prediction_words(result, names[1]), *([SEED_NOTE] if result.differs_by_seed else [])]
     said += next((result.cost_notes for result in compared.values() if not isinstance(result, str)), [])
     keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
     costs = [[shown.name, *(display.amount(shown.run.number(key)) for key in keys)] for shown in runs]
     heads = ["run", *COSTS.values(), "seconds in all", "examples", "queries", "queries scored"]
-    tables += [("Cost and size", pd.DataFrame(costs, columns=heads)), *_label_tables(runs)]
+    tables.append(("Cost and size", pd.DataFrame(costs, columns=heads)))
     return Section("Results", said, tables=tables, folded=folded)
 
 
@@ -202,19 +212,6 @@ def _last_window_row(shown: ShownRun) -> list[list[str]]:
     return [["last window", auc, "–", loss, "–", "–", ratio] for _, _, auc, loss, ratio in rows]
 
 
-def _comparison_table(comparison: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
-    rows = []
-    for metric, row in comparison.metrics.iterrows():
-        relative = display.fixed(row["relative_percent"], 2, signed=True)
-        rows.append([*comparison.metric_cells(str(metric)), relative, row["verdict"]])
-    for key in comparison.costs:
-        title, a, b, ratio, bounds, verdict = comparison.cost_cells(key)
-        rows.append([title, a, b, ratio, bounds, "", verdict.strip()])
-    heads = ["metric", *names, "difference, or ratio", "95% interval, or range", "relative, %", "verdict"]
-    # Two runs may have such names, but columns are read by position.
-    return pd.DataFrame(rows, columns=heads)
-
-
 def _prediction_words(comparison: RunComparison, name: str) -> str:
     if comparison.predictions is None:
         return f"The prediction difference of {name} is unknown: {comparison.no_predictions}."
@@ -225,45 +222,22 @@ def _prediction_words(comparison: RunComparison, name: str) -> str:
     )
 
 
-def _label_tables(runs: Sequence[ShownRun]) -> list[tuple[str, pd.DataFrame]]:
-    rows = []
-    for shown in runs:
-        labels = shown.run.summary.get("labels", {})
-        if not isinstance(labels, dict) or not all(isinstance(entry, dict) for entry in labels.values()):
-            raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
-        for name, label in labels.items():
-            numbers = [
-                Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
-            ]
-            cells = [number.whole() for number in numbers]
-            rows.append([shown.name, name, *cells, display.amount(label.get("examples"))])
-    heads = ["run", "label", *(display.METRIC_TITLES[key] for key in COMPARED), "examples"]
-    title = "Further labels, over the rows of which they are known"
-    return [(title, pd.DataFrame(rows, columns=heads))] if rows else []
-
-
 def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     by_time = all(has_event_time(shown.timeline) for shown in runs)
 
     def line(shown: ShownRun, metric: str) -> Line:
         timeline = shown.course
         x = middle_times(timeline).astype("datetime64[us]") if by_time else timeline.windows[:, 0]
-        if metric == "calibration_ratio":
-            return Line(x, *timeline.click_ratio(), look=shown.look)
-        estimate = timeline.estimate(metric)
-        return Line(x, estimate.point, *estimate.interval(), look=shown.look)
+        return Line(x, *timeline.series(metric), look=shown.look)
 
-    drawn: list[Figure | None] = []
-    for metric, title, level in (
-        ("per_query_auc", "PerQueryAUC", 0.5),
-        ("logloss", "logloss", None),
-        ("calibration_ratio", "predicted / actual clicks", 1.0),
-    ):
-        drawn.append(
-            figures.courses(
-                title, [line(shown, metric) for shown in runs], level=level, within=_WITHIN[metric]
-            )
+    drawn = [
+        figures.courses(title, [line(shown, metric) for shown in runs], level=level, within=(0.0, most))
+        for metric, title, level, most in (
+            ("per_query_auc", "PerQueryAUC", 0.5, 1.0),
+            ("logloss", "logloss", None, np.inf),
+            ("calibration_ratio", "predicted / actual clicks", 1.0, np.inf),
         )
+    ]
     if drawn[0] is None:
         windows = [run_files.read_windows(shown.run.folder) for shown in runs]
         lines = [Line(*merged_course(table, "auc"), look=look) for look, table in enumerate(windows)]
@@ -273,63 +247,42 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
     drawn.append(
         figures.courses("click rate", [observed, *predicted], note="gray: observed", within=(0.0, 1.0))
     )
-    drawn += [_paired_figure(runs, metric, title, by_time) for metric, title in _PAIRED.items()]
+    first, note = runs[0].course, f"from {runs[0].name}, paired"
+    for metric, title in _PAIRED.items():
+        lines = []
+        for shown in runs[1:]:
+            if len(first) and shown.course.matches(first):
+                change = difference(first.estimate(metric), shown.course.estimate(metric))
+                ends = change.interval()
+                lines.append(Line(line(shown, metric).x, change.point, *ends, look=shown.look))
+        drawn.append(figures.courses(f"difference in {title}", lines, level=0.0, note=note))
     shown_figures = [figure for figure in drawn if figure is not None]
     if not shown_figures:
         return None
     axis = "event time (UTC)" if by_time else "examples"
-    last = [f"{shown.name} has predicted / actual clicks of {number.whole()}" for shown in runs
-            if (number := _last_ratio(shown)) is not None]  # fmt: skip
+    last = [
+        f"{shown.name} has predicted / actual clicks of {cells[-1]}"
+        for shown in runs
+        for cells in _course_rows(shown.timeline.last_window())
+    ]
     about = f"Over {axis}; a point is a stretch of the pass. In the last window, {'; '.join(last)}."
     return Section("Over time", [about] if last else [], shown_figures)
 
 
-def _last_ratio(shown: ShownRun) -> Number | None:
-    last = shown.timeline.last_window()
-    return Number(*(float(series[0]) for series in last.click_ratio())) if len(last) else None
-
-
-def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: bool) -> Figure | None:
-    first = runs[0].course
-    lines = []
-    for shown in runs[1:]:
-        if len(first) and shown.course.matches(first):
-            change = difference(first.estimate(metric), shown.course.estimate(metric))
-            x = middle_times(first).astype("datetime64[us]") if by_time else first.windows[:, 0]
-            lines.append(Line(x, change.point, *change.interval(), look=shown.look))
-    return (
-        figures.courses(f"difference in {title}", lines, level=0.0, note=f"from {runs[0].name}, paired")
-        if lines
-        else None
-    )
-
-
 def _calibration(runs: Sequence[ShownRun]) -> Section:
-    tables = [shown.deciles for shown in runs]
-    ends = [_columns(table, _RATIO) for table in tables]
-    said = []
-    for shown, table in zip(runs, tables, strict=True):
-        ratio, top = (
-            shown.number("calibration_ratio"),
-            Number(*(float(column[-1]) for column in _columns(table, _RATIO))),
-        )
-        tenth = (
-            f"; {top.whole()} in the tenth of the highest predictions"
-            if np.isfinite(top.value or np.nan)
-            else ""
-        )
+    said, deciles = [], []
+    for shown in runs:
+        ends = (shown.deciles[name].tolist() for name in _RATIO)
+        numbers = [Number(*cells) for cells in zip(*ends, strict=True)]
+        deciles.append({f"decile {index}": number for index, number in enumerate(numbers, 1)})
+        ratio, top = shown.number("calibration_ratio"), numbers[-1]
+        tenth = f"; {top.whole()} in the tenth of the highest predictions" if top.value == top.value else ""
         verdict = describe(ratio.value, ratio.low, ratio.high)
         said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
-    drawn = []
-    if any(np.isfinite(line[0]).any() for line in ends):
-        names = [str(decile) for decile in range(1, 11)]
-        drawn.append(figures.by_group("Predicted / actual clicks", [(row[0], row[1], row[2]) for row in ends], names,
-                                      "decile of prediction", level=1.0))  # fmt: skip
+    is_known = any(number.value == number.value for numbers in deciles for number in numbers.values())
+    title, note = "Predicted / actual clicks", "by decile of prediction"
+    drawn = [figures.by_name(title, deciles, [*deciles[0]], level=1.0, note=note)] if is_known else []
     return Section("Calibration", said, drawn)
-
-
-def _columns(table: pd.DataFrame, names: Sequence[str]) -> list[FloatArray]:
-    return [table[name].to_numpy(np.float64) for name in names]
 
 
 def _slices(runs: Sequence[ShownRun]) -> Section | None:
@@ -340,7 +293,7 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
     for feature in features:
         sliced = [shown for shown in runs if feature in shown.run.metrics.slices]
         tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
-        names = next((mapping for shown in runs if (mapping := shown.slice_names.get(feature))), {})
+        names = next((mapping for shown in runs if (mapping := shown.facts.slice_names.get(feature))), {})
         # Stable: of equal weight the smaller id.
         most = max(SLICES_SHOWN // len(runs), _FEWEST_SLICES)
         heaviest = tables[0].sort_values("weight", ascending=False, kind="stable").index[:most].tolist()
@@ -400,58 +353,58 @@ def _course_rows(timeline: Timeline) -> list[list[str]]:
     """Returns rows, observed click rate, PerQueryAUC, logloss and predicted over actual clicks of each entry."""
     columns = [[display.amount(int(count)) for count in timeline.windows[:, 3]]]
     for metric in ("click_rate", "per_query_auc", "logloss", "calibration_ratio"):
-        estimate = timeline.estimate(metric)
-        ends = (
-            timeline.click_ratio()
-            if metric == "calibration_ratio"
-            else (estimate.point, *estimate.interval())
-        )
-        columns.append([Number(*map(float, number)).whole() for number in zip(*ends, strict=True)])
+        numbers = zip(*timeline.series(metric), strict=True)
+        columns.append([Number(*map(float, number)).whole() for number in numbers])
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
 def _features(runs: Sequence[ShownRun]) -> Section | None:
-    measured = {shown.name: {feature.name: feature for feature in shown.importance.features}
-                for shown in runs if shown.importance is not None}  # fmt: skip
-    certain = {name: {key: feature.increase for key, feature in features.items() if feature.verdict.startswith("yes")}
-               for name, features in measured.items()}  # fmt: skip
-    names = list(dict.fromkeys(name for features in certain.values() for name in features))[:_FEATURES_DRAWN]
-    said, drawn = [], []
-    if measured:
+    measured = [
+        {} if shown.importance is None else {entry.name: entry for entry in shown.importance.features}
+        for shown in runs
+    ]
+    gains = [
+        {name: entry.increase for name, entry in entries.items() if entry.verdict.startswith("yes")}
+        for entries in measured
+    ]
+    rows, said = [], []
+    if any(measured):
         said.append(
             "Importance is by how much the logloss of a row grows when the model does not know a feature's value. It "
             "says what the model uses, not what causes clicks; of features that carry the same information each looks "
             "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
             "unknown values, whose values are exchanged between neighboring rows instead."
         )
-        said += [
-            f"{name}: no feature differs from 0 for certain." for name, gains in certain.items() if not gains
-        ]
-        if names:
-            drawn.append(figures.by_name("Increase of logloss without a feature",
-                                         [certain.get(shown.name, {}) for shown in runs], names))  # fmt: skip
-    others = [name for features in measured.values() for name in features]
-    others += [name for shown in runs for name in shown.features]
-    every = dict.fromkeys([*(name for features in certain.values() for name in features), *others])
-    rows = []
-    for name in every:
-        for shown in runs:
-            about, entry = shown.features.get(name, {}), measured.get(shown.name, {}).get(name)
-            shares = [display.ABSENT if (share := about.get(key)) is None else display.percent(share)
-                      for key in ("missing", "out_of_range")]  # fmt: skip
-            cells = ["not measured" if entry is None else "no certain effect", ""]
-            if entry is not None and entry.verdict.startswith("yes"):
-                cells = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
+    for shown, entries, certain in zip(runs, measured, gains, strict=True):
+        said += [f"{shown.name}: no feature differs from 0 for certain."] if entries and not certain else []
+    for name in dict.fromkeys(chain(*gains, *measured, *(shown.facts.features for shown in runs))):
+        for shown, entries, certain in zip(runs, measured, gains, strict=True):
+            about, entry = shown.facts.features.get(name, FeatureFacts()), entries.get(name)
+            shares = [
+                display.ABSENT if share is None else display.percent(share)
+                for share in (about.missing, about.out_of_range)
+            ]
+            effect = ["not measured" if entry is None else "no certain effect", ""]
+            if entry is not None and name in certain:
+                effect = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
             way = "shuffled" if entry is not None and entry.is_shuffled else ""
-            rows.append([name, shown.name, str(about.get("kind", "")), *shares, *cells, way])
+            rows.append([name, shown.name, about.kind, *shares, *effect, way])
     if not rows:
         return None
-    effects = ["increase of logloss", "of the logloss", "by"]
-    heads = ["feature", "run", "kind", "missing", "out of range", *effects]
+    names = [*dict.fromkeys(chain(*gains))][:_FEATURES_DRAWN]
+    drawn = [figures.by_name("Increase of logloss without a feature", gains, names)] if names else []
+    heads = [
+        "feature",
+        "run",
+        "kind",
+        "missing",
+        "out of range",
+        "increase of logloss",
+        "of the logloss",
+        "by",
+    ]
     table = pd.DataFrame(rows, columns=heads)
-    table = table.drop(
-        columns=[name for name in ("by",) if not table[name].any()] + ["run"] * (len(runs) == 1)
-    )
+    table = table.drop(columns=["by"] * (not table["by"].any()) + ["run"] * (len(runs) == 1))
     return _table_section("Features", said, drawn, table)
 
 
@@ -478,23 +431,20 @@ def _faults(runs: Sequence[ShownRun]) -> Section | None:
 
 def _configuration(runs: Sequence[ShownRun]) -> Section:
     names = [shown.name for shown in runs]
-    trees = [leaves(shown.run.config) for shown in runs]
     said, tables = [], []
     if len(runs) > 1:
-        differing = _differing(trees)
-        if differing:
-            tables.append(
-                ("Keys of the configuration that differ", pd.DataFrame(differing, columns=["key", *names]))
-            )
-        else:
+        for title, trees in (
+            ("Keys of the configuration that differ", {shown.name: shown.run.config for shown in runs}),
+            (
+                "Entries of the environment that differ: speeds may differ by more than the configuration",
+                {shown.name: shown.environment for shown in runs},
+            ),
+        ):
+            rows = [[entry.key, *map(entry.shown, names)] for entry in differing_keys(trees)]
+            tables += [(title, pd.DataFrame(rows, columns=["key", *names]))] if rows else []
+        if not differing_keys({shown.name: shown.run.config for shown in runs}):
             said.append("The configurations are equal.")
-        other = _differing([shown.environment for shown in runs])
-        if other:
-            title = "Entries of the environment that differ: speeds may differ by more than the configuration"
-            tables.append((title, pd.DataFrame(other, columns=["key", *names])))
-    for shown in runs:
-        notes = shown.run.summary.get("notes", [])
-        said += [f"{shown.name}: {note}." for note in notes if isinstance(notes, list)]
+    said += [f"{shown.name}: {note}." for shown in runs for note in shown.facts.notes]
     said.append(
         "To repeat a run: save its configuration as config.yaml; then ctr train LOG --config config.yaml --out "
         "NEW_RUN in the same environment gives the same bits from the same log."
@@ -516,13 +466,3 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
     ]
     folded += [(f"Configuration of {shown.name}", shown.config) for shown in runs]
     return Section("Configuration", said, tables=tables, folded=folded)
-
-
-def _differing(trees: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Returns the keys that differ between trees of settings, with their values as text."""
-    rows = []
-    for key in sorted(set().union(*trees)):
-        values = [json.dumps(tree[key], default=str) if key in tree else display.ABSENT for tree in trees]
-        if len(set(values)) > 1:
-            rows.append([key, *values])
-    return rows

@@ -7,11 +7,11 @@ from ctr.eval.arrays import FloatArray, IntArray, ratio
 from ctr.eval.intervals import Estimate, all_but_one, quotient
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS
-from ctr.eval.timeline import Timeline, typical_size
+from ctr.eval.timeline import Timeline
 
 _DAY = 86_400_000_000
 _FIRST_TIME, _LAST_TIME = np.array(["0001-01-02", "9999-12-30"], "datetime64[us]").astype(np.int64)
-_MAX_POINTS, _LEAST_POINTS, _USUAL_POINTS, _ENOUGH = 100, 5, 25, 400
+_MAX_POINTS, _LEAST_POINTS, _ENOUGH = 50, 5, 400
 
 
 def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
@@ -73,27 +73,15 @@ def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
 def point_starts(examples: IntArray) -> IntArray:
     """Returns the windows at which the points of a line begin, ascending from 0, from the windows' sizes [W].
 
-    A point is one window, or as many as it takes to have a 25th of the pass and 400 examples, or a fifth of a pass of
-    few; of a long pass there are at most `_MAX_POINTS` or so.
+    A point has the windows that begin in one of so many equal parts of the pass, 5 to 50, if possible of 400 examples.
     """
     if not len(examples):
         return np.zeros(0, np.int64)
-    usual, total = typical_size(examples), int(examples.sum())
-    each = max(1, -(-total // (usual * _MAX_POINTS)))
-    least = min(max(total / _USUAL_POINTS, _ENOUGH), total / _LEAST_POINTS)
-    # Windows of the usual size stand for themselves, as long as there are few.
-    least = min(least, usual / 2) if usual >= _ENOUGH else least
-    least = max(least, (each - 0.5) * usual) if each > 1 else least
-    starts, held = [0], 0
-    for window, size in enumerate(examples.tolist()):
-        if held >= least:
-            starts.append(window)
-            held = 0
-        held += size
+    total = int(examples.sum())
+    count = min(max(total // _ENOUGH, _LEAST_POINTS), _MAX_POINTS)
+    starts = np.flatnonzero(np.diff((np.cumsum(examples) - examples) * count // total, prepend=-1))
     # The last point may have few rows.
-    if len(starts) > 1 and held < least / 2:
-        starts.pop()
-    return np.array(starts, np.int64)
+    return starts[:-1] if len(starts) > 1 and 2 * count * examples[starts[-1] :].sum() < total else starts
 
 
 def merged_course(windows: pd.DataFrame, metric: str) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:

@@ -3,11 +3,10 @@
 Colors become variables of the page's style, so that it may be dark. Runs have a color and a marker by their place.
 """
 
-import hashlib
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -17,7 +16,7 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.dates import HOURLY, MINUTELY, MONTHLY, SECONDLY, AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure as Plot
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
@@ -50,6 +49,7 @@ _STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "xtick.color": QUIET,
@@ -57,12 +57,8 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "ytick.labelcolor": INK,
     "svg.fonttype": "none",
-    "svg.hashsalt": "ctr",
 }
 _WIDTH, _HEIGHT = 4.3, 2.6
-_DATES = ["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S.%f"]
-_DATES_BESIDE = ["", "%Y", "%Y", "%d %b %Y", "%d %b %Y", "%d %b %Y %H:%M"]
-"""Formats of ticks of years, months, ..., seconds, and of what stands once beside the axis."""
 _LONGEST_NAME = 24
 
 
@@ -84,7 +80,6 @@ class Line(NamedTuple):
     look: int = 0
     color: str = ""  # instead of its look's
     label: str = ""
-    is_dashed: bool = False
 
 
 class Point(NamedTuple):
@@ -93,7 +88,6 @@ class Point(NamedTuple):
     name: str
     x: Number
     y: Number
-    look: int = 0
 
 
 def color_of(look: int) -> str:
@@ -107,7 +101,8 @@ def draw(
 ) -> Figure:  # fmt: skip
     """Draws a figure; margins are in inches, ``alt`` describes it in words."""
     width, height = size
-    with matplotlib.rc_context(_STYLE):
+    # Of the figures of a page no two have an id in common.
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"{title}\0{alt}"}):
         plot = Plot(figsize=size, dpi=72)
         frame = left / width, bottom / height, 1 - (left + 0.2) / width, 1 - (bottom + 0.12) / height
         fill(plot.add_axes(frame))
@@ -116,11 +111,7 @@ def draw(
     # The page around says which fonts.
     svg = re.sub(r"; font-family: [^;\"]*", "", stream.getvalue())
     svg = svg[svg.index("<svg") :].rstrip()
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # It would hold for the whole page, whose own style says the same.
-    svg = re.sub(r"\s*<defs>\s*<style .*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
-    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(
         r"(fill|stroke): (#[0-9a-f]{6})",
         lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
@@ -128,10 +119,6 @@ def draw(
     )
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referred else "", svg)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    # An element of a page may refer to parts of another figure with the same id.
-    prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
-    svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
     words = f'class="plot" role="img" aria-label="{escape(alt)}" '
     return Figure(title, note, Markup(svg.replace("<svg ", f"<svg {words}", 1)))
 
@@ -142,8 +129,6 @@ def courses(
     *,
     level: float | None = None,
     note: str = "",
-    label: str = "examples",
-    limits: tuple[float, float] | None = None,
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Figure | None:
     """Draws courses over time, or over examples; None where none has two points.
@@ -168,20 +153,16 @@ def courses(
             if line.low is not None and line.high is not None:
                 band = 0.2 / math.sqrt(len(shown))
                 axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
-            axes.plot(
-                line.x, line.y, color=color, linewidth=1.0 if line.is_dashed else 1.6,
-                linestyle=(0, (5, 2)) if line.is_dashed else "solid", label=line.label or None,
-                marker=MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 and not line.is_dashed else None,
-                markersize=3,
-            )  # fmt: skip
-        axes.set_ylim(*(limits or _frame(values, level)))
+            marker = MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 else None
+            axes.plot(line.x, line.y, color=color, label=line.label or None, marker=marker, markersize=3)
+        axes.set_ylim(*_frame(values, level))
         _draw_level(axes, level)
         if is_time:
             _set_times(axes)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-            axes.set_xlabel(label)
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.12g}"))
+            axes.set_xlabel("examples")
         axes.yaxis.set_major_locator(MaxNLocator(5))
         if any(line.label for line in shown):
             axes.legend(loc="best", ncols=3 if len(shown) > 3 else 1)
@@ -191,52 +172,34 @@ def courses(
     return draw(title, note, f"{title} over the pass: {ends}.", fill)
 
 
-def by_group(
+def by_name(
     title: str,
-    tables: Sequence[tuple[FloatArray, FloatArray, FloatArray]],
-    groups: Sequence[str],
-    label: str,
+    runs: Sequence[Mapping[str, Number]],
+    names: Sequence[str],
     *,
-    level: float,
+    level: float = 0.0,
     note: str = "",
 ) -> Figure:
-    """Draws a value of each group with its interval, for each run: its values, low and high ends, each [G]."""
-    beside = min(0.7 / len(tables), 0.25)
+    """Draws each run's numbers by name, in rows, such as the importance of features, beside a ``level``.
 
-    def fill(axes: Axes) -> None:
-        framed = [np.array([level])]
-        for look, (y, low, high) in enumerate(tables):
-            x = np.arange(len(groups)) + (look - (len(tables) - 1) / 2) * beside
-            _draw_points(axes, x, y, look, y_ends=(low, high))
-            framed += [y, *_usual_ends(y, low, high, 3.0)]
-        values = np.concatenate(framed)
-        axes.set_ylim(*_frame(values[np.isfinite(values)], level))
-        _draw_level(axes, level)
-        axes.set_xticks(np.arange(len(groups)), list(groups))
-        axes.set_xlim(-0.6, len(groups) - 0.4)
-        axes.grid(False, axis="x")
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_xlabel(label)
-
-    words = "; ".join(f"between {np.nanmin(y):.4g} and {np.nanmax(y):.4g}" for y, _, _ in tables
-                      if np.isfinite(y).any())  # fmt: skip
-    return draw(title, note, f"{title} by {label}: {words}.", fill)
-
-
-def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
-    """Draws each run's numbers by name, in rows, such as the importance of features."""
+    The frame holds the values and their intervals, but for unusually wide ones.
+    """
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
 
     def fill(axes: Axes) -> None:
+        framed = [np.array([level])]
         for look, numbers in enumerate(runs):
             y = np.array([index for index, name in enumerate(names) if name in numbers])
-            ends = [np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
-                    for end in ("value", "low", "high")]  # fmt: skip
-            _draw_points(
-                axes, ends[0], y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(ends[1], ends[2])
+            x, low, high = (
+                np.array([getattr(numbers[names[index]], end) for index in y], np.float64)
+                for end in ("value", "low", "high")
             )
-        axes.axvline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+            _draw_points(axes, x, y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(low, high))
+            framed += [x, *_usual_ends(x, low, high, 3.0)]
+        values = np.concatenate(framed)
+        axes.set_xlim(*_frame(values[np.isfinite(values)], level))
+        axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         axes.set_yticks(np.arange(len(names)), shown)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -244,53 +207,34 @@ def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str],
     left = 0.2 + 0.08 * max(map(len, shown))
     first = ", ".join(names[:3])
     return draw(
-        title, note, f"{title}; the largest: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
+        title, note, f"{title}; the first: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
     )
 
 
-def plane(
-    title: str,
-    points: Sequence[Point],
-    labels: tuple[str, str],
-    *,
-    joined: Sequence[Sequence[int]] = (),
-    level: float | None = None,
-    note: str = "",
-) -> Figure:
-    """Draws named points on a plane, such as accuracy over cost.
-
-    ``joined``: indices of the points that a line joins; ``level``: a reference value of x.
-    """
+def plane(title: str, lines: Sequence[Sequence[Point]], labels: tuple[str, str], *, note: str = "") -> Figure:
+    """Draws points on a plane, such as accuracy over cost: for each arm those that a line joins, by ascending x."""
 
     def fill(axes: Axes) -> None:
-        for line in joined:
-            ends = [points[index] for index in line]
-            axes.plot([point.x.value or 0.0 for point in ends], [point.y.value or 0.0 for point in ends],
-                      color=color_of(ends[0].look), linewidth=1, alpha=0.6)  # fmt: skip
-        for point in points:
-            spans = [
-                (np.array([end.low], np.float64), np.array([end.high], np.float64))
-                for end in (point.x, point.y)
+        for look, points in enumerate(lines):
+            ends = [
+                [np.array([getattr(of, end) for of in side], np.float64) for end in ("value", "low", "high")]
+                for side in ([point.x for point in points], [point.y for point in points])
             ]
-            x, y = (np.array([end.value], np.float64) for end in (point.x, point.y))
-            _draw_points(axes, x, y, point.look, x_ends=spans[0], y_ends=spans[1])
-        if level is not None:
-            axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (1, 2)))
+            (x, *x_ends), (y, *y_ends) = ends
+            axes.plot(x, y, color=color_of(look), linewidth=1, alpha=0.6)
+            _draw_points(axes, x, y, look, x_ends=(x_ends[0], x_ends[1]), y_ends=(y_ends[0], y_ends[1]))
+            for point, at in zip(points, zip(x, y, strict=True), strict=True):
+                axes.annotate(
+                    point.name, at, (5, 4), textcoords="offset points", fontsize=8, color=color_of(look)
+                )
         axes.axhline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         axes.set(xlabel=labels[0], ylabel=labels[1])
         axes.margins(0.12, 0.12)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6))
-        _write_names(axes, points)
 
-    named = [point for point in points if point.name]
-    words = "; ".join(f"{point.name}: {point.x.value:.4g}, {point.y.value:.4g}" for point in named[:8])
-    return draw(title, note, f"{title}. {words}.", fill, (5.2, 3.4), 0.75)
-
-
-def thousands(value: float, _: int = 0) -> str:
-    """Formats a tick: thousands parted, up to two decimals."""
-    return f"{value:,.2f}".rstrip("0").rstrip(".")
+    words = "; ".join(f"{point.x.value:.4g}, {point.y.value:.4g}" for points in lines for point in points)
+    return draw(title, note, f"{title}: {words}.", fill, (5.2, 3.4), 0.75)
 
 
 def _draw_points(
@@ -336,36 +280,4 @@ def _set_times(axes: Axes) -> None:
     for unit, interval in ((MONTHLY, 12), (HOURLY, 24), (MINUTELY, 60), (SECONDLY, 60)):
         locator.intervald[unit].append(interval)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(
-        ConciseDateFormatter(locator, formats=_DATES, offset_formats=_DATES_BESIDE)  # type: ignore[no-untyped-call]
-    )
-
-
-def _write_names(axes: Axes, points: Sequence[Point]) -> None:
-    """Writes a name beside each point, where it hides the fewest other names and points."""
-    positions = axes.transData.transform(
-        np.array([[float(point.x.value or 0), float(point.y.value or 0)] for point in points])
-    )
-    frame = axes.get_window_extent()
-    # From the font's usual proportions: the text is laid out by whoever shows the picture.
-    boxes = np.column_stack([positions - 3, positions + 3])
-    for point, (x, y) in zip(points, positions, strict=True):
-        if not point.name:
-            continue
-        size = np.array([4.6 * len(point.name), 9.0])
-        tries = []
-        for distance in (5, 10, 17, 26):
-            for across, up in ((0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 0), (-1, 0)):
-                low = np.array([x, y]) + np.array([across, up]) * distance - size * [(1 - across) / 2, 0.5]
-                box = np.concatenate([low, low + size])
-                outside = low[0] < frame.x0 or box[2] > frame.x1 or low[1] < frame.y0 or box[3] > frame.y1
-                shared = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-                hidden = float(np.prod(np.maximum(shared, 0), axis=1).sum())
-                tries.append((hidden + 1e6 * outside + distance, distance, across, up, box))
-        _, distance, across, up, box = min(tries, key=lambda candidate: candidate[0])
-        boxes = np.vstack([boxes, box])
-        axes.annotate(
-            point.name, (float(point.x.value or 0), float(point.y.value or 0)), (across * distance, up * distance),
-            textcoords="offset points", ha={1: "left", 0: "center", -1: "right"}[across], va="center", fontsize=8,
-            color=color_of(point.look),
-        )  # fmt: skip
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]

@@ -3,8 +3,6 @@
 All text is escaped: names come from logs of strangers.
 """
 
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,6 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ctr.eval.report.figures import COLORS, DARK_COLORS, SIGNS, Figure
-from ctr.io.errors import InputError
-from ctr.io.files import file_fault, irregular
 
 Table = tuple[str, pd.DataFrame]
 """A caption, and cells of text; the first column names the rows."""
@@ -66,31 +62,3 @@ def is_page(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(_MARKED_WITHIN)
     return start[:15].lower() == b"<!doctype html>" and _MARK in start
-
-
-def check_page(path: Path) -> None:
-    """Refuses, by InputError, to write a page over anything but another one."""
-    if fault := file_fault(path, "a report of ctr", is_page):
-        raise InputError(fault)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Writes a file as UTF-8; it appears whole or not at all.
-
-    Raises InputError where it cannot be written, or the name is that of something else than a regular file.
-    """
-    if what := irregular(path):
-        raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
-    temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        if temporary.is_file():
-            temporary.unlink()

@@ -25,13 +25,13 @@ def what_was_learned(summary: Mapping[str, Any]) -> str:
     if ratio.value is None:
         return f"{_learned(summary)}; there were no clicks to compare the predictions with."
     says = describe(ratio.value, ratio.low, ratio.high)
-    return f"{_learned(summary)}; predicted / actual clicks are {ratio.margin()} ({says})."
+    return f"{_learned(summary)}; predicted / actual clicks are {ratio.whole()} ({says})."
 
 
 def accuracy(summary: Mapping[str, Any], importance: Importance | None) -> str:
     """States the AUC, and the features that the model uses most."""
     auc = Number(summary["auc"], *summary["auc_ci95"])
-    says = auc.margin() if auc.value is not None else "undefined, because all rows are clicks, or none is"
+    says = auc.whole() if auc.value is not None else "undefined, because all rows are clicks, or none is"
     return f"AUC over {display.amount(summary['examples'])} rows is {says}{_used(importance)}."
 
 

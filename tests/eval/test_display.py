@@ -10,9 +10,7 @@ from ctr.eval.display import (
     percent,
     times,
     verdict,
-    with_margin,
 )
-from ctr.eval.report.figures import thousands
 
 
 def test_numbers_are_written_with_the_digits_that_matter():
@@ -26,7 +24,6 @@ def test_numbers_are_written_with_the_digits_that_matter():
         (percent, {math.nan: "–", 0.93456: "93.5%", 1.0: "100.0%"}),
         (times, {None: "–", 0.0: "0.000×", 0.00001: "<0.001×", 0.0131: "0.013×", 2.8: "2.80×"}),
         (times, {16737.0: "16,737×"}),
-        (thousands, {0: "0", 0.5: "0.5", 1.25: "1.25", 100: "100", 25_000: "25,000"}),
     ):
         assert {number: write(number) for number in texts} == texts
     assert fixed(-0.000001, signed=True) == "0.00000" and fixed(0.25, 2, signed=True) == "+0.25"
@@ -70,18 +67,10 @@ def test_columns_stand_under_one_another():
     ]
 
 
-def test_a_value_has_the_digits_of_its_margin():
-    assert with_margin(0.625512, 0.613512, 0.637512) == "0.626 ± 0.012"
-    assert with_margin(0.001, -0.001, 0.003, signed=True) == "+0.0010 ± 0.0020"
-    assert with_margin(0.5, None, None) == "0.50000"
-    assert with_margin(None, None, None) == "–"
-    assert with_margin(0.5, math.nan, math.nan) == "0.50000"
-
-
 def test_a_number_has_its_interval_in_a_table():
     number = Number(0.625512, 0.613512, 0.637512)
     assert number.whole() == f"{number.text()} {number.bounds()}" == "0.626 [0.614, 0.638]"
-    assert number.margin() == "0.626 ± 0.012" and number.times(100).whole(1) == "62.6 [61.4, 63.8]"
+    assert number.times(100).whole(1) == "62.6 [61.4, 63.8]"
     assert Number(math.nan, math.nan, math.nan).whole() == "–"
     assert (
         Number(0.5, math.nan, math.nan).whole(2, signed=True) == Number(0.5).whole(2, signed=True) == "+0.50"

@@ -34,16 +34,13 @@ def rows():
 def test_windows_add_up_to_the_metrics_of_the_pass(rows):
     timeline, total = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 12)
     assert len(timeline) == 12
-    headline = total.headline()
+    headline, whole = total.headline(), timeline.joined(np.array([0]))
     for metric in ("per_query_auc", "logloss", "calibration_ratio"):
-        assert timeline.estimate(metric, cumulative=True).point[-1] == pytest.approx(
-            headline[metric], rel=1e-12
-        )
-    observed = timeline.estimate("click_rate", cumulative=True).point[-1]
-    predicted = timeline.estimate("predicted_click_rate", cumulative=True).point[-1]
+        assert whole.estimate(metric).point[0] == pytest.approx(headline[metric], rel=1e-12)
+    observed, predicted = (whole.estimate(name).point[0] for name in ("click_rate", "predicted_click_rate"))
     assert observed - predicted == pytest.approx(headline["calibration_bias"], rel=1e-9)
     # Fewer groups than buckets: another jackknife of the same queries.
-    low, high = timeline.estimate("logloss", cumulative=True).interval()
+    low, high = whole.estimate("logloss").interval()
     whole_low, whole_high = total.estimates()["logloss"].interval()
     assert high[-1] - low[-1] == pytest.approx(whole_high - whole_low, rel=0.5)
     # A replicate is the metric without a group of queries.
@@ -68,8 +65,8 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
     np.testing.assert_array_equal(timeline.joined(np.arange(len(timeline))).sums, timeline.sums)
     assert coarse.windows[0, 1] == 0 and coarse.windows[-1, 0] == count
     for metric in SERIES:
-        wanted = timeline.estimate(metric, cumulative=True).point[-1]
-        assert coarse.estimate(metric, cumulative=True).point[-1] == pytest.approx(wanted, rel=1e-12)
+        wanted, found = (of.joined(np.array([0])).estimate(metric).point[0] for of in (timeline, coarse))
+        assert found == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("cut", [3, MAX_WINDOWS, MAX_WINDOWS + 9])
@@ -94,8 +91,6 @@ def test_the_ratio_of_clicks_over_time_has_the_interval_of_few_clicks(rows):
     np.testing.assert_allclose(point, predicted / clicks, rtol=1e-12)
     # Of many clicks it is the jackknife's.
     np.testing.assert_array_equal([low, high], jackknife.interval())
-    so_far, _, _ = timeline.click_ratio(cumulative=True)
-    assert so_far[-1] == pytest.approx(predicted.sum() / clicks.sum(), rel=1e-12)
     # One click: the exact limits of a Poisson mean.
     timeline.sums[:, :, 1] = 0.0
     timeline.sums[:, 5, 1] = 2.0

@@ -104,9 +104,10 @@ def run(
     file = Path("experiment.yaml")
     file.write_text(yaml.safe_dump(content or EXPERIMENT, sort_keys=False))
     progress = lines.append if lines is not None else None
-    return run_experiment(
+    failures = run_experiment(
         file, Path("log"), Path("out"), Options("ctr replay ...", progress=progress, **options)
     )
+    return {name: outcome.error for name, outcome in failures.items()}
 
 
 def take_another_log(place: Path) -> None:

@@ -106,7 +106,7 @@ def edit(path: Path, change) -> None:
 
 def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
     """An experiment whose runs are all finished, before it is reported."""
-    write_plan(folder, ARMS, title=HOSTILE, note=HOSTILE, teachers=[{"name": "big", "folder": "runs/big"}])
+    write_plan(folder, ARMS, title=HOSTILE, note=HOSTILE, teachers={"big": "runs/big"})
     for name, arm in ARMS.items():
         for seed in arm["seeds"]:
             write_small(folder / run_folder(name, seed), rows, logits(rows, name, seed))

@@ -150,7 +150,6 @@ def write_plan(
         "ctr_version": "0.1.0",
         "baseline": baseline,
         "arms": [_planned(name, entries, baseline) for name, entries in arms.items()],
-        "teachers": [],
         **plan,
     }
     folder.mkdir(parents=True, exist_ok=True)

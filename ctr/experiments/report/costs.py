@@ -6,7 +6,7 @@ over the rounds.
 """
 
 from ctr.eval.display import Number
-from ctr.experiments.report.files import ArmCosts
+from ctr.experiments.report.runs import ArmCosts
 
 COST_KINDS = ("train_time", "train_flops", "inference_time", "inference_flops")
 

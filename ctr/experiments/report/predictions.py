@@ -12,18 +12,14 @@ from ctr.eval.prediction_difference import ALWAYS, PairedPredictions, last_half,
 from ctr.eval.run_files import prediction_parts
 from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import SEED, Plan
-from ctr.experiments.report.arms import MeasuredArm
-from ctr.experiments.report.files import Ending, open_run
+from ctr.experiments.report.runs import MeasuredArm, open_run
 from ctr.io.errors import InputError
 
 LATE, WHOLE = "last half", ""
 """Parts of the time that is scored over which PD is reported."""
 
-Pairs = Mapping[tuple[int, ...], float]
-"""Differences of pairs of runs, by their seeds: one where both have it, or two."""
-
-SeedPairs = Mapping[str, Mapping[tuple[int, ...], Estimate]]
-"""PD of the pairs of an arm's seeds, by the part of the pass."""
+Pairs = Mapping[tuple[int, ...], PairedPredictions]
+"""Predictions of pairs of runs, by their seeds: one where both have it, or two."""
 
 
 def begin_of_late(folder: Path, plan: Plan) -> int | None:
@@ -39,18 +35,60 @@ def begin_of_late(folder: Path, plan: Plan) -> int | None:
     return None
 
 
-def seed_pairs(arm: MeasuredArm, plan: Plan, late_from: int | None) -> tuple[SeedPairs, str]:
-    """Measures PD of the pairs of an arm's seeds; returns also why there is none, or an empty string."""
-    pairs: dict[str, dict[tuple[int, ...], Estimate]] = {LATE: {}, WHOLE: {}}
-    if len(arm.folders) < 2:
-        return pairs, "two finished seeds are required"
-    try:
-        for seeds in combinations(sorted(arm.folders), 2):
-            paired = _paired(arm.folders[seeds[0]], arm.folders[seeds[1]], plan, late_from)
-            pairs[LATE][seeds], pairs[WHOLE][seeds] = paired.late, paired.difference
-    except (InputError, ValueError) as error:
-        return {LATE: {}, WHOLE: {}}, str(error)
-    return pairs, ""
+def prediction_rows(
+    folder: Path, plan: Plan, arms: Mapping[str, MeasuredArm], late_from: int | None
+) -> tuple[list[Row], list[str]]:
+    """Measures PD of the pairs of seeds of each arm, and of its runs and their retrains over the last half.
+
+    ``prediction_difference`` is of pairs of seeds and their mean, and ``prediction_difference_ratio`` relates it to the
+    reference's, over the pairs of both. ``retrain_difference`` is of a run and its retrain, ``seed`` among them the
+    pairs of the arm's seeds; means have intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs
+    that there are once all runs are finished. Returns also what is lacking, with reasons.
+    """
+    rows: list[Row] = []
+    missing: list[str] = []
+    measured: dict[str, dict[str, Pairs]] = {}  # by arm and kind
+    for name, arm in arms.items():
+        runs = {seed: run.folder for seed, run in arm.runs.items()}
+        kinds: dict[str, dict[tuple[int, ...], tuple[Path, Path]]] = {
+            SEED: {pair: (runs[pair[0]], runs[pair[1]]) for pair in combinations(sorted(runs), 2)}
+        }
+        for kind, retrains in arm.plan.retrains.items():
+            endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in retrains]
+            missing += [ending.line(f"{name}~{kind}") for ending in endings if ending.state != "finished"]
+            kinds[kind] = {
+                (ending.seed,): (runs[ending.seed], folder / ending.folder)
+                for ending in endings
+                if ending.state == "finished" and ending.seed in runs
+            }
+        measured[name] = {}
+        for kind, folders in kinds.items():
+            pairs: Pairs = {}
+            try:
+                pairs = {pair: _paired(*both, plan, late_from) for pair, both in folders.items()}
+            except (InputError, ValueError) as error:
+                missing.append(f"{name} has no prediction difference by {kind}: {error}")
+            measured[name][kind] = pairs
+    for name, arm in arms.items():
+        reference = plan.reference(arm.plan)
+        others = measured[reference.name] if reference is not None else {}
+        rows += _pair_rows(name, measured[name][SEED], others.get(SEED, {}))
+        count = len(arm.plan.runs)
+        planned = {kind: len(runs) for kind, runs in arm.plan.retrains.items()}
+        for kind, number in {**planned, SEED: count * (count - 1) // 2}.items() if planned else ():
+            keys = {"arm": name, "slice": kind}
+            ours, theirs = (
+                {pair: float(paired.late.point) for pair, paired in side.get(kind, {}).items()}
+                for side in (measured[name], others)
+            )
+            rows.append(row("retrain_pairs_planned", number, **keys))
+            means = {
+                "retrain_difference": over_seeds(ours),
+                "retrain_difference_ratio": over_seeds(ours, theirs),
+            }
+            rows += [row(metric, value, **keys) for metric, value in means.items() if value is not None]
+            rows += [row("retrain_difference", pd, seed=_text(pair), **keys) for pair, pd in ours.items()]
+    return rows, missing
 
 
 def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> PairedPredictions:
@@ -63,75 +101,29 @@ def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> Pai
     return paired
 
 
-def pair_rows(arm: str, pairs: SeedPairs, others: SeedPairs | None) -> list[Row]:
-    """Returns PD of pairs of seeds and its ratio to a reference's, over the pairs of both; means over the pairs."""
+def _pair_rows(arm: str, pairs: Pairs, others: Pairs) -> list[Row]:
     rows = []
-    for part in pairs:
-        ours, theirs = pairs[part], {} if others is None else others[part]
-        keys = {"arm": arm, "window": part}
-        common = [pair for pair in ours if pair in theirs]
-        if ours:
-            rows.append(row("prediction_difference", mean([*ours.values()]), **keys))
+    common = [pair for pair in pairs if pair in others]
+    for part in (LATE, WHOLE) if pairs else ():
+        ours, theirs = (
+            {pair: paired.late if part == LATE else paired.difference for pair, paired in side.items()}
+            for side in (pairs, others)
+        )
+        ratios = {pair: quotient(ours[pair], theirs[pair]) for pair in common}
+        means = {"prediction_difference": mean([*ours.values()])}
         if common:
-            whole = quotient(mean([ours[pair] for pair in common]), mean([theirs[pair] for pair in common]))
-            rows.append(row("prediction_difference_ratio", whole, **keys))
-        for pair, difference in ours.items():
-            rows.append(row("prediction_difference", float(difference.point), seed=_text(pair), **keys))
-        for pair in common:
-            value = float(quotient(ours[pair], theirs[pair]).point)
-            rows.append(row("prediction_difference_ratio", value, seed=_text(pair), **keys))
+            halves = (mean([side[pair] for pair in common]) for side in (ours, theirs))
+            means["prediction_difference_ratio"] = quotient(*halves)
+        for (metric, whole), by_pair in zip(means.items(), (ours, ratios), strict=False):
+            keys = {"arm": arm, "window": part}
+            rows.append(row(metric, whole, **keys))
+            rows += [row(metric, float(of.point), seed=_text(pair), **keys) for pair, of in by_pair.items()]
     return rows
 
 
-def retrain_rows(
-    folder: Path,
-    plan: Plan,
-    arms: Mapping[str, MeasuredArm],
-    seeds: Mapping[str, SeedPairs],
-    late_from: int | None,
-) -> tuple[list[Row], dict[tuple[str, str], str], list[tuple[str, Ending]]]:
-    """Measures PD over the last half of the scored time, of arms with retrains, by kind of retrain.
-
-    ``retrain_difference`` is of a run and its retrain, ``seed`` among them the pairs of the arm's seeds; means have
-    intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs that there are once all runs are
-    finished. Returns also why a kind of an arm has none, and the retrains that are not finished.
-    """
-    rows: list[Row] = []
-    reasons: dict[tuple[str, str], str] = {}
-    unfinished: list[tuple[str, Ending]] = []
-    measured: dict[tuple[str, str], Pairs] = {}
-    for planned in (arm for arm in plan.arms if arm.retrains):
-        name, count = planned.name, len(planned.runs)
-        for kind, runs in planned.retrains.items():
-            endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in runs]
-            unfinished += [(f"{name}~{kind}", ending) for ending in endings if ending.state != "finished"]
-            again = {ending.seed: folder / ending.folder for ending in endings if ending.state == "finished"}
-            measured[name, kind] = {}
-            try:
-                measured[name, kind] = {
-                    (seed,): float(_paired(arms[name].folders[seed], other, plan, late_from).late.point)
-                    for seed, other in again.items()
-                    if seed in arms[name].folders
-                }
-            except (InputError, ValueError) as error:
-                reasons[name, kind] = f"the runs cannot be compared: {error}"
-            rows.append(row("retrain_pairs_planned", len(runs), arm=name, slice=kind))
-        measured[name, SEED] = {pair: float(estimate.point) for pair, estimate in seeds[name][LATE].items()}
-        rows.append(row("retrain_pairs_planned", count * (count - 1) // 2, arm=name, slice=SEED))
-    for (name, kind), pairs in measured.items():
-        if not pairs:
-            reasons.setdefault((name, kind), "no pair of runs is finished")
-        keys, reference = {"arm": name, "slice": kind}, plan.reference(plan.arm(name))
-        others = measured.get((reference.name, kind)) if reference is not None else None
-        if (difference := over_seeds(pairs)) is not None:
-            rows.append(row("retrain_difference", difference, **keys))
-        if others is not None and (share := over_seeds(pairs, others)) is not None:
-            rows.append(row("retrain_difference_ratio", share, **keys))
-        rows += [row("retrain_difference", value, seed=_text(pair), **keys) for pair, value in pairs.items()]
-    return rows, reasons, unfinished
-
-
-def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
+def over_seeds(
+    ours: Mapping[tuple[int, ...], float], theirs: Mapping[tuple[int, ...], float] | None = None
+) -> Estimate | None:
     """Returns the mean over pairs, or its ratio to the others' mean over common pairs; None without any pair.
 
     A replicate leaves out the pairs of one seed.

@@ -1,90 +1,127 @@
 """FF section 3's two tuning points of a technique: its accuracy when cost is neutral, its cost when accuracy is.
 
 A technique trained at several sizes of the model draws a curve of accuracy over cost. It is read between its points,
-linearly in the logarithm of cost, and never beyond them: there only a bound is reported, which supposes that accuracy
-does not fall as cost grows.
+linearly in the logarithm of cost, and never beyond them: there only a bound is reported, a number with an infinite
+end, which supposes that accuracy does not fall as cost grows.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ctr.eval.arrays import FloatArray
-from ctr.eval.intervals import Estimate, difference, quotient
+from ctr.eval.display import Number
+from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.tidy import Row, row
+from ctr.experiments.report.costs import pass_flops, pass_time
+from ctr.experiments.report.runs import Costs, MeasuredArm
+
+ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
+CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
 
 
-@dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(NamedTuple):
     """Size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
 
-    name: str
     cost: float
     accuracy: Estimate
 
 
-@dataclass(frozen=True)
-class TuningPoint:
-    """Reading of a curve."""
+def tuning_rows(
+    kind: str,
+    arm: MeasuredArm,
+    swept: Sequence[MeasuredArm],
+    reference: MeasuredArm,
+    costs: Costs,
+    baseline: str,
+) -> tuple[list[Row], str]:
+    """Reads both tuning points off the curve of an arm: it goes through itself and its points, at the sweep's seeds.
 
-    value: float  # the change; with a bound, the change at the end of the sweep
-    bound: str = ""  # ``<`` or ``>`` when the answer lies beyond the sweep, below or above the value
-    low: float | None = None  # of the 95% interval over queries
-    high: float | None = None
+    Points that lack a run or a cost are left out. Returns also why there is no reading, or an empty string.
+    """
+    planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
+    seeds = [seed for seed in planned if seed in reference.runs]
+    if not seeds:
+        return [], f"{reference.plan.name} has not finished a seed of the sweep"
+    base, points = costs.arms.get(baseline), list[CurvePoint | None]()
+    for entry in (reference, arm, *swept):
+        own, cost = costs.arms.get(entry.plan.name), None
+        if own is not None and kind == "flops":
+            cost = pass_flops(own)
+        elif own is not None and base is not None and (time := pass_time(own, base)) is not None:
+            cost = time.value
+        runs = [entry.runs[seed] for seed in seeds if seed in entry.runs]
+        is_whole = len(runs) == len(seeds) and all(
+            run.scored.same_as(reference.runs[seed].scored) for run, seed in zip(runs, seeds, strict=True)
+        )
+        accuracy = mean([run.estimates[ACCURACY] for run in runs]) if is_whole else None
+        points.append(None if not cost or accuracy is None else CurvePoint(cost, accuracy))
+    target, curve = points[0], [point for point in points[1:] if point is not None]
+    if target is None:
+        return [], f"the cost of {reference.plan.name} is not known"
+    if not curve:
+        return [], "no point of the sweep has all its runs and its cost"
+    if not all(math.isfinite(point.accuracy.point) for point in (target, *curve)):
+        return [], "its accuracy is undefined"
+    readings = {
+        f"accuracy_change_at_neutral_{kind}": accuracy_at_neutral_cost(curve, target),
+        f"{kind}_change_at_neutral_accuracy": cost_at_neutral_accuracy(curve, target),
+    }
+    return [row(metric, reading, arm=arm.plan.name) for metric, reading in readings.items()], ""
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
     """Sorts the points by ascending cost, with only the most accurate of equal cost."""
-    best: dict[float, CurvePoint] = {}
-    for point in points:
-        held = best.get(point.cost)
-        if held is None or point.accuracy.point > held.accuracy.point:
-            best[point.cost] = point
-    return [best[cost] for cost in sorted(best)]
+    ascending = sorted(points, key=lambda point: (point.cost, float(point.accuracy.point)))
+    return [*{point.cost: point for point in ascending}.values()]
 
 
-def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """Reads the curve's relative gain over `accuracy` at `cost`: 0.001 is a thousandth more.
+def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
+    """Reads the curve's relative gain over the accuracy of the reference, at its cost: 0.001 is a thousandth more.
 
-    `points` is at least one; `cost` and `accuracy` are of the reference, over the same queries.
+    `points` is at least one; `target` is over the same queries.
     """
     curve = by_cost(points)
     costs = [point.cost for point in curve]
-    bound = "<" if cost < costs[0] else ">" if cost > costs[-1] else ""
-    index = min(max(int(np.searchsorted(costs, cost)), 1), len(curve) - 1)
-    if bound or len(curve) == 1:
-        read = curve[-1 if bound == ">" else 0].accuracy
-    else:
+    if costs[0] < target.cost < costs[-1]:
+        index = int(np.searchsorted(costs, target.cost))
         below, above = curve[index - 1], curve[index]
-        share = math.log(cost / below.cost) / math.log(above.cost / below.cost)
+        share = math.log(target.cost / below.cost) / math.log(above.cost / below.cost)
         read = _between(below.accuracy, above.accuracy, share)
-    change = quotient(difference(accuracy, read), accuracy)
-    low, high = (None, None) if bound else _finite_interval(change)
-    return TuningPoint(float(change.point), bound, low, high)
+    else:
+        read = curve[0 if target.cost <= costs[0] else -1].accuracy
+    change = quotient(difference(target.accuracy, read), target.accuracy)
+    if costs[0] <= target.cost <= costs[-1]:
+        return Number(float(change.point), *_finite_interval(change))
+    return _bound(float(change.point), is_below=target.cost < costs[0])
 
 
-def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
-    """Reads the least cost at which the curve reaches `accuracy`, relative to `cost`: -0.1 is a tenth less."""
+def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
+    """Reads the least cost at which the curve reaches the reference's accuracy, as a change: -0.1 is a tenth less."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
-    crossing = _crossing(logs, np.array([point.accuracy.point for point in curve]), float(accuracy.point))
+    crossing = _crossing(
+        logs, np.array([point.accuracy.point for point in curve]), float(target.accuracy.point)
+    )
     if math.isinf(crossing):
-        bound, end = ("<", logs[0]) if crossing < 0 else (">", logs[-1])
-        return TuningPoint(_relative(float(end), cost), bound)
+        end = float(logs[0] if crossing < 0 else logs[-1])
+        return _bound(_relative(end, target.cost), is_below=crossing < 0)
     replicates = [
-        _crossing(logs, np.array([point.accuracy.replicates[bucket] for point in curve]), float(target))
-        for bucket, target in enumerate(accuracy.replicates)
+        _crossing(logs, np.array([point.accuracy.replicates[bucket] for point in curve]), float(value))
+        for bucket, value in enumerate(target.accuracy.replicates)
     ]
-    occupied = np.any([point.accuracy.occupied for point in curve], axis=0) | accuracy.occupied
+    occupied = np.any([point.accuracy.occupied for point in (target, *curve)], axis=0)
     # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
     finite = np.array([value if math.isfinite(value) else math.nan for value in replicates])
-    low, high = _finite_interval(Estimate(np.array(crossing), finite, occupied))
-    return TuningPoint(
-        value=_relative(crossing, cost),
-        low=None if low is None else _relative(low, cost),
-        high=None if high is None else _relative(high, cost),
-    )
+    ends = _finite_interval(Estimate(np.array(crossing), finite, occupied))
+    return Number(*(None if end is None else _relative(end, target.cost) for end in (crossing, *ends)))
+
+
+def _bound(value: float, *, is_below: bool) -> Number:
+    """Returns a reading at the end of a sweep, beyond which the answer lies."""
+    return Number(value, -math.inf, value) if is_below else Number(value, value, math.inf)
 
 
 def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:

@@ -5,24 +5,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.display import Number
 from ctr.eval.report import figures
 from ctr.eval.report.figures import Figure, Point
-from ctr.eval.report.page import PageContext, Section, render_page, write_page
+from ctr.eval.report.page import PageContext, Section, render_page
+from ctr.eval.run_files import config_text
 from ctr.eval.tidy import as_csv
 from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
-from ctr.experiments.report.results import ACCURACY, Experiment, read_experiment
-from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant
+from ctr.experiments.report.results import Experiment, read_experiment
+from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant, table_lines
+from ctr.experiments.report.tuning_points import ACCURACY
+from ctr.io.files import write_atomic_bytes
 
-TABLE_WIDTH = 120  # of a terminal, in characters
-
-_WIDTHS = {"arm": 30, PAPER: 14, f"{PAPER} ": 14, "slice": 36}  # of columns of words in a terminal
-_LEAST_WIDTH = 12
 _DRAWN = 6  # arms in a figure by decile
 
 
@@ -41,12 +39,12 @@ def write_experiment(folder: Path) -> str:
         ("table.txt", text),
         ("report.html", render_page(experiment_context(experiment))),
     ):
-        write_page(folder / name, content)
+        write_atomic_bytes(folder / name, content.encode())
     return text
 
 
 def as_text(experiment: Experiment) -> str:
-    """Formats the tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
+    """Formats the tables for a terminal."""
     plan = experiment.plan
     others = [
         f"{arm.name} against {reference.name}"
@@ -57,32 +55,6 @@ def as_text(experiment: Experiment) -> str:
     against = f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}"
     lines = [" ".join(plan.title.split()), against, *others, *table_lines(experiment)]
     return "\n".join(lines) + "\n"
-
-
-def table_lines(experiment: Experiment) -> list[str]:
-    """Returns the lines of all tables, with long texts cut, and the missing results."""
-    lines = []
-    for table in experiment_tables(experiment):
-        # The others are on the page alone.
-        cells = table.cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
-        for head, width in _WIDTHS.items():
-            if head in cells:
-                cells[head] = [_cut(text, width) for text in cells[head]]
-        heads = ["", *(str(head).strip().replace("inference FLOPs", "FLOPs") for head in cells.columns[1:])]
-        aligned = display.aligned([heads, *cells.to_numpy().tolist()])
-        if (excess := max(map(len, aligned)) - TABLE_WIDTH) > 0:
-            width = max(int(cells["arm"].str.len().max()) - excess, _LEAST_WIDTH)
-            cells["arm"] = [_cut(text, width) for text in cells["arm"]]
-            aligned = display.aligned([heads, *cells.to_numpy().tolist()])
-        lines += ["", table.title, *aligned, *table.notes]
-    if experiment.missing:
-        lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
-    return lines
-
-
-def _cut(text: str, width: int) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
 def experiment_context(experiment: Experiment) -> PageContext:
@@ -101,7 +73,7 @@ def experiment_context(experiment: Experiment) -> PageContext:
 def result_sections(experiment: Experiment) -> list[Section]:
     """Returns the sections with the tables and figures, at most five, of an experiment."""
     marks = [arm.name for arm in experiment.plan.arms if arm.of is None]
-    drawn = [_frontier(experiment, marks, kind) for kind in ("train_time", "train_flops")]
+    drawn = [_frontier(experiment, kind) for kind in ("train_time", "train_flops")]
     for title, metric, factor, keys, note in (
         ("Change in PerQueryAUC, %", f"{ACCURACY}_change_percent", 1.0, {}, "with 95% intervals"),
         (
@@ -146,56 +118,53 @@ def verdicts(experiment: Experiment) -> list[str]:
     return texts or ["No arm could be compared with another one."]
 
 
-def _frontier(experiment: Experiment, marks: Sequence[str], kind: str) -> Figure | None:
+def _frontier(experiment: Experiment, kind: str) -> Figure | None:
     """Draws accuracy over a training cost, both relative to the baseline's, of all arms and sweeps, as FF figure 1."""
-    plan, numbers, points = experiment.plan, experiment.numbers, dict[str, Point]()
+    plan, numbers = experiment.plan, experiment.numbers
     base, base_costs = numbers(ACCURACY, arm=plan.baseline), experiment.costs.arms.get(plan.baseline)
-    for arm in plan.arms:
-        accuracy, reference = numbers(ACCURACY, arm=arm.name), plan.reference(arm)
-        cost = cost_ratios(experiment.costs.arms.get(arm.name), base_costs, base_costs).get(kind)
-        if not (base and base.value and accuracy and accuracy.value is not None and cost):
-            continue
-        change = Number(100 * (accuracy.value / base.value - 1))
-        if reference is not None and reference.name == plan.baseline:
-            # With its interval; over the seeds of both.
-            change = numbers(f"{ACCURACY}_change_percent", arm=arm.name) or change
-        name = arm.name if arm.of is None else arm.point or arm.name
-        percent = cost.map(lambda value: 100 * (value - 1))
-        points[arm.name] = Point(name, percent, change, marks.index(arm.of or arm.name))
-    if len(points) < 2:
+    lines = []
+    for arm in [arm for arm in plan.arms if arm.of is None]:
+        points = []
+        for entry in (arm, *plan.points(arm)):
+            accuracy, reference = numbers(ACCURACY, arm=entry.name), plan.reference(entry)
+            cost = cost_ratios(experiment.costs.arms.get(entry.name), base_costs, base_costs).get(kind)
+            if not (base and base.value and accuracy and accuracy.value is not None and cost):
+                continue
+            change = Number(100 * (accuracy.value / base.value - 1))
+            if reference is not None and reference.name == plan.baseline:
+                # With its interval; over the seeds of both.
+                change = numbers(f"{ACCURACY}_change_percent", arm=entry.name) or change
+            percent = cost.map(lambda value: 100 * (value - 1))
+            points.append(Point(entry.point or "", percent, change))
+        lines.append(sorted(points, key=lambda point: point.x.value or 0.0))
+    if sum(map(len, lines)) < 2:
         return None
-    names = list(points)
-    joined = []
-    for arm in plan.arms:
-        line = [name for name in (arm.name, *(point.name for point in plan.points(arm))) if name in points]
-        if len(line) > 1:
-            joined.append(sorted(map(names.index, line), key=lambda at: points[names[at]].x.value or 0.0))
     what = "time" if kind == "train_time" else "FLOPs"
-    note = "of the baseline's; lines join sweeps" if joined else "of the baseline's"
     labels = f"change in training {what}, %", "change in PerQueryAUC, %"
-    return figures.plane(
-        f"PerQueryAUC over training {what}", list(points.values()), labels, joined=joined, note=note
-    )
+    note = "of the baseline's; lines join sweeps" if max(map(len, lines)) > 1 else "of the baseline's"
+    return figures.plane(f"PerQueryAUC over training {what}", lines, labels, note=note)
 
 
 def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
     """Draws predicted over actual clicks by decile, of all seeds of an arm together."""
-    groups, tables = [str(decile) for decile in range(1, 11)], []
-    for name in marks[:_DRAWN]:
-        ratios = [
-            experiment.numbers("calibration_ratio", arm=name, slice=f"decile {group}") or Number(None)
-            for group in groups
-        ]
-        ends = [
-            np.array([getattr(cell, end) for cell in ratios], np.float64) for end in ("value", "low", "high")
-        ]
-        tables.append((ends[0], ends[1], ends[2]))
-    if not any(np.isfinite(table[0]).any() for table in tables):
+    names, arms = [f"decile {index}" for index in range(1, 11)], []
+    for arm in marks[:_DRAWN]:
+        numbers = {name: experiment.numbers("calibration_ratio", arm=arm, slice=name) for name in names}
+        arms.append(
+            {
+                name: number
+                for name, number in numbers.items()
+                if number is not None and number.value is not None
+            }
+        )
+    if not any(arms):
         return None
-    note = f"of the first {_DRAWN} arms" if len(marks) > _DRAWN else "all seeds together"
-    return figures.by_group(
-        "Predicted / actual clicks", tables, groups, "decile of prediction", level=1.0, note=note
+    note = (
+        f"by decile of prediction, of the first {_DRAWN} arms"
+        if len(marks) > _DRAWN
+        else "by decile of prediction"
     )
+    return figures.by_name("Predicted / actual clicks", arms, names, level=1.0, note=note)
 
 
 def _configuration(experiment: Experiment) -> Section:
@@ -206,10 +175,8 @@ def _configuration(experiment: Experiment) -> Section:
         ["log, SHA-256", plan.log_sha256 or display.ABSENT],
     ]
     about += [["ctr", plan.ctr_version], ["date", plan.created]]
-    for teacher in plan.teachers:
-        sidecar = f", beside the log as {teacher.sidecar}" if teacher.sidecar else ""
-        about.append([f"teacher {teacher.name}", f"{teacher.folder}{sidecar}"])
-    about += [[f"sampling {sampling.name}", _text(sampling.config)] for sampling in plan.samplings]
+    about += [[f"teacher {name}", run] for name, run in plan.teachers.items()]
+    about += [[f"sampling {name}", _text(config)] for name, config in plan.samplings.items()]
     flops = (experiment.costs.teacher_flops or {}).items()
     about += [[f"FLOPs of teacher {name}", display.amount(amount)] for name, amount in flops]
     arms, runs = [], []
@@ -224,13 +191,13 @@ def _configuration(experiment: Experiment) -> Section:
             [name, title, against, "; ".join(changes) or "none", "; ".join(papers), arm.plan.note or ""]
         )
         runs += [
-            [name, str(ending.seed), ending.state, ending.folder, arm.hashes.get(ending.seed, display.ABSENT)]
+            [name, str(ending.seed), ending.state, ending.folder, ending.config_sha256 or display.ABSENT]
             for ending in arm.endings
         ]
     heads = ["arm", "seed", "state", "folder", "configuration, SHA-256"]
     folded: list[tuple[str, str | pd.DataFrame]] = [("Runs", pd.DataFrame(runs, columns=heads))]
-    if config := experiment.arms[plan.baseline].config:
-        folded.append((f"Configuration of {plan.baseline}", config))
+    for run in [*experiment.arms[plan.baseline].runs.values()][:1]:
+        folded.append((f"Configuration of {plan.baseline}", config_text(run.folder)))
     repeat = (
         "To repeat one run alone: ctr train LOG --config config.yaml --out NEW_RUN, with the config.yaml of its "
         "folder, gives the same bits from the same log in the environment of its environment.json. table.csv has "

@@ -71,17 +71,17 @@ REFUSED = [
     (SUMMARY, None, "the run is not finished"),
     ("rejects.jsonl", "{", "rejects.jsonl line 2: not JSON"),
     (SUMMARY, ('"batches": 20', '"batches": [20]'), "batches must be a number"),
-    (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges must be a list"),
+    (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges: Input should be a valid list"),
     (
         SUMMARY,
-        ("[[512, 1024]]", '[[1, "2"]]'),
-        r"skipped_ranges must be pairs of whole numbers, \[first, last\]",
+        ("[[512, 1024]]", '[[1, "b"]]'),
+        r"skipped_ranges\.0\.1: Input should be a valid integer.*got 'b'",
     ),
-    (SUMMARY, {"shampoo": []}, "shampoo must be an object"),
-    (SUMMARY, {"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
-    (SUMMARY, {"features": None}, r"summary\.json: features must be an object of objects"),
-    (SUMMARY, ('"missing": ', '"missing": -'), r"features\.position must have shares from 0 to 1"),
-    (SUMMARY, {"slice_names": {"position": {"a": "b"}}}, r"slice_names: invalid literal"),
+    (SUMMARY, {"shampoo": []}, "shampoo: Input should be a valid dictionary"),
+    (SUMMARY, {"shampoo": {"failed": None}}, r"shampoo\.failed: Input should be a valid integer"),
+    (SUMMARY, {"features": None}, r"summary\.json: features: Input should be a valid dictionary"),
+    (SUMMARY, ('"missing": ', '"missing": -'), r"features\.position\.missing: .*greater than or equal to 0"),
+    (SUMMARY, {"slice_names": {"position": {"a": "b"}}}, r"slice_names\.position\.a"),
 ]
 
 

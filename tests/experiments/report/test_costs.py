@@ -4,7 +4,7 @@ import pytest
 
 from ctr.eval.display import Number
 from ctr.experiments.report.costs import COST_KINDS, cost_ratios, pass_flops
-from ctr.experiments.report.files import ArmCosts
+from ctr.experiments.report.runs import ArmCosts
 
 BASE = ArmCosts(
     train_flops=1000.0,

@@ -10,7 +10,7 @@ import pytest
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.windows import Sums
-from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
+from ctr.experiments.report.write import write_experiment
 from experiment_folders import page_of, result_of, told, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan, write_sums
@@ -19,10 +19,10 @@ SEEDS = (1, 2, 3)
 SHIFT = {"base": 0.5, "bound": 0.1}
 LOW = {"name": "low", "log": None, "slices": [f"position {place}" for place in range(14)]}
 APART = {"name": "apart", "log": "drawn", "slices": ["position < 6", "position >= 6", "of nothing"]}
-SHOWN = [
-    {"name": "S2", "title": None, "family": "apart", "index": 1},
-    {"name": "S1", "title": "at the top, or just below the top", "family": "low", "index": 1},
-]
+SHOWN = {
+    "S2": {"family": "apart", "index": 1},
+    "S1": {"title": "at the top, or just below the top", "family": "low", "index": 1},
+}
 
 
 def logits(rows: pd.DataFrame, name: str, seed: int) -> np.ndarray:
@@ -126,7 +126,7 @@ def check_change(result, metric: str, key: str, change: float, by_seed: list[flo
 
 def test_what_is_told(system):
     text = (system / "table.txt").read_text()
-    assert max(map(len, text.splitlines())) <= TABLE_WIDTH
+    assert max(map(len, text.splitlines())) <= 140
     for reported in ("S2: position >= 6", "-15%", "How differently the slices"):
         assert reported in text
     # What the experiment names, in its order, and nothing else; all slices are in table.csv.
@@ -136,7 +136,7 @@ def test_what_is_told(system):
 
 def test_without_names_the_slices_of_most_weight_are_shown(copy):
     plan = json.loads((copy / "plan.json").read_text())
-    plan["slices"] = []
+    plan["slices"] = {}
     (copy / "plan.json").write_text(json.dumps(plan))
     text, result = told(copy)
     weights = result.numbers.by("slice", "slice_weight", arm="bound")

@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 
+from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.eval.states import BUCKETS
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
-    TuningPoint,
     accuracy_at_neutral_cost,
     by_cost,
     cost_at_neutral_accuracy,
@@ -25,61 +25,81 @@ def noisy(value: float, seed: int, scale: float) -> Estimate:
     return Estimate(np.array(value), value + noise, np.ones(BUCKETS, bool))
 
 
+def below(value: float) -> Number:
+    return Number(pytest.approx(value), -math.inf, pytest.approx(value))
+
+
+def above(value: float) -> Number:
+    return Number(pytest.approx(value), pytest.approx(value), math.inf)
+
+
 def curve(*points: tuple[float, float]) -> list[CurvePoint]:
-    return [CurvePoint(str(cost), cost, exact(accuracy)) for cost, accuracy in points]
+    return [CurvePoint(cost, exact(accuracy)) for cost, accuracy in points]
 
 
 def test_between_points_the_curve_is_linear_in_the_logarithm_of_cost():
     # At the geometric mean of two costs, the arithmetic mean of their accuracies; and the other way round.
     points = curve((8, 0.76), (2, 0.72), (32, 0.77))
-    found = accuracy_at_neutral_cost(points, 4, exact(0.7))
-    assert found.bound == "" and found.value == pytest.approx(0.74 / 0.7 - 1, rel=1e-12)
+    found = accuracy_at_neutral_cost(points, CurvePoint(4, exact(0.7)))
+    assert found.value == pytest.approx(0.74 / 0.7 - 1, rel=1e-12)
     assert (found.low, found.high) == pytest.approx((found.value, found.value))
-    found = cost_at_neutral_accuracy(points, 16, exact(0.74))
-    assert found.bound == "" and found.value == pytest.approx(4 / 16 - 1, rel=1e-12)
+    found = cost_at_neutral_accuracy(points, CurvePoint(16, exact(0.74)))
+    assert found.value == pytest.approx(4 / 16 - 1, rel=1e-12)
     # A logarithmic law is read off exactly everywhere.
     points = curve(*((cost, 0.7 + 0.02 * math.log(cost)) for cost in (0.5, 1.0, 2.5, 4.0, 9.0)))
     for cost in np.linspace(0.5, 9.0, 23):
         accuracy = 0.7 + 0.02 * math.log(cost)
-        assert accuracy_at_neutral_cost(points, cost, exact(0.7)).value == pytest.approx(accuracy / 0.7 - 1)
-        assert cost_at_neutral_accuracy(points, 3.0, exact(accuracy)).value == pytest.approx(cost / 3 - 1)
+        assert accuracy_at_neutral_cost(points, CurvePoint(cost, exact(0.7))).value == pytest.approx(
+            accuracy / 0.7 - 1
+        )
+        assert cost_at_neutral_accuracy(points, CurvePoint(3.0, exact(accuracy))).value == pytest.approx(
+            cost / 3 - 1
+        )
 
 
 def test_nothing_is_told_beyond_the_sweep_but_a_bound():
     points = curve((2, 0.72), (8, 0.76))
-    assert accuracy_at_neutral_cost(points, 1, exact(0.8)) == TuningPoint(pytest.approx(-0.1), "<")
-    assert accuracy_at_neutral_cost(points, 9, exact(0.8)) == TuningPoint(pytest.approx(-0.05), ">")
-    assert cost_at_neutral_accuracy(points, 4, exact(0.7)) == TuningPoint(pytest.approx(-0.5), "<")
-    assert cost_at_neutral_accuracy(points, 4, exact(0.8)) == TuningPoint(pytest.approx(1.0), ">")
+    assert accuracy_at_neutral_cost(points, CurvePoint(1, exact(0.8))) == below(-0.1)
+    assert accuracy_at_neutral_cost(points, CurvePoint(9, exact(0.8))) == above(-0.05)
+    assert cost_at_neutral_accuracy(points, CurvePoint(4, exact(0.7))) == below(-0.5)
+    assert cost_at_neutral_accuracy(points, CurvePoint(4, exact(0.8))) == above(1.0)
     # The ends belong to the sweep.
     for cost, accuracy in ((2, 0.72), (8, 0.76)):
-        at_cost = accuracy_at_neutral_cost(points, cost, exact(0.7))
-        assert (at_cost.bound, at_cost.value) == ("", pytest.approx(accuracy / 0.7 - 1))
-        at_accuracy = cost_at_neutral_accuracy(points, 4, exact(accuracy))
-        assert (at_accuracy.bound, at_accuracy.value) == ("", pytest.approx(cost / 4 - 1))
+        at_cost = accuracy_at_neutral_cost(points, CurvePoint(cost, exact(0.7)))
+        assert at_cost.value == pytest.approx(accuracy / 0.7 - 1) and math.isfinite(
+            at_cost.high - at_cost.low
+        )
+        at_accuracy = cost_at_neutral_accuracy(points, CurvePoint(4, exact(accuracy)))
+        assert at_accuracy.value == pytest.approx(cost / 4 - 1)
     # One point is a curve of its own; a crossing at the edge has no interval.
     point = curve((2, 0.72))
-    assert accuracy_at_neutral_cost(point, 2, exact(0.72)).value == 0
-    assert accuracy_at_neutral_cost(point, 3, exact(0.72)).bound == ">"
-    assert cost_at_neutral_accuracy(point, 2, exact(0.72)) == TuningPoint(0.0, "", 0.0, 0.0)
-    points = [CurvePoint("a", 1.0, noisy(0.70, 1, 1e-3)), CurvePoint("b", 2.0, noisy(0.71, 2, 1e-3))]
-    found = cost_at_neutral_accuracy(points, 1, exact(0.7000001))
-    assert (found.bound, found.low, found.high) == ("", None, None)
+    assert accuracy_at_neutral_cost(point, CurvePoint(2, exact(0.72))).value == 0
+    assert accuracy_at_neutral_cost(point, CurvePoint(3, exact(0.72))).high == math.inf
+    assert cost_at_neutral_accuracy(point, CurvePoint(2, exact(0.72))) == Number(0.0, 0.0, 0.0)
+    points = [CurvePoint(1.0, noisy(0.70, 1, 1e-3)), CurvePoint(2.0, noisy(0.71, 2, 1e-3))]
+    found = cost_at_neutral_accuracy(points, CurvePoint(1, exact(0.7000001)))
+    assert (found.low, found.high) == (None, None)
 
 
 def test_the_cheapest_crossing_of_a_curve_that_falls_and_rises():
     points = curve((1, 0.70), (2, 0.74), (4, 0.70), (8, 0.78))
-    assert cost_at_neutral_accuracy(points, 1, exact(0.72)).value == pytest.approx(math.sqrt(2) - 1)
-    assert cost_at_neutral_accuracy(points, 1, exact(0.76)).value == pytest.approx(4 * 2**0.75 - 1)
+    assert cost_at_neutral_accuracy(points, CurvePoint(1, exact(0.72))).value == pytest.approx(
+        math.sqrt(2) - 1
+    )
+    assert cost_at_neutral_accuracy(points, CurvePoint(1, exact(0.76))).value == pytest.approx(
+        4 * 2**0.75 - 1
+    )
     # A flat stretch: where it begins. Of equal costs the most accurate counts.
-    assert cost_at_neutral_accuracy(curve((1, 0.7), (2, 0.74), (4, 0.74)), 1, exact(0.74)).value == 1
+    assert (
+        cost_at_neutral_accuracy(curve((1, 0.7), (2, 0.74), (4, 0.74)), CurvePoint(1, exact(0.74))).value == 1
+    )
     points = by_cost(curve((2, 0.72), (1, 0.7), (2, 0.74), (2, 0.71)))
     assert [(point.cost, float(point.accuracy.point)) for point in points] == [(1, 0.7), (2, 0.74)]
 
 
 def test_intervals_are_those_of_replicates_read_one_by_one():
     accuracies = {1.0: noisy(0.70, 1, 1e-5), 3.0: noisy(0.73, 2, 1e-5), 9.0: noisy(0.75, 3, 1e-5)}
-    points = [CurvePoint(str(cost), cost, accuracy) for cost, accuracy in accuracies.items()]
+    points = [CurvePoint(cost, accuracy) for cost, accuracy in accuracies.items()]
     reference = noisy(0.72, 4, 1e-5)
     at_cost, at_accuracy = [], []
     for bucket in range(BUCKETS):
@@ -87,11 +107,11 @@ def test_intervals_are_those_of_replicates_read_one_by_one():
         target = float(reference.replicates[bucket])
         at_cost.append(np.interp(math.log(2), np.log([1, 3, 9]), own) / target - 1)
         at_accuracy.append(np.interp(target, own, np.log([1, 3, 9])))
-    found = accuracy_at_neutral_cost(points, 2, reference)
+    found = accuracy_at_neutral_cost(points, CurvePoint(2, reference))
     assert found.value == pytest.approx(
         np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1
     )
     assert found.high - found.value == pytest.approx(margin_of(at_cost), rel=1e-9)
-    found = cost_at_neutral_accuracy(points, 2, reference)
+    found = cost_at_neutral_accuracy(points, CurvePoint(2, reference))
     assert math.log1p(found.value) == pytest.approx(math.log(3) * 2 / 3 - math.log(2))
     assert math.log1p(found.high) - math.log1p(found.value) == pytest.approx(margin_of(at_accuracy), rel=1e-9)

@@ -1,0 +1,134 @@
+"""Changes of an arm against its reference: of metrics, and of the bias of constrained slices (FF 7.2, table 3)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.compare import is_beyond_noise
+from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.run_comparison import NotComparableError
+from ctr.eval.tidy import Row, row
+from ctr.experiments.report.runs import CHANGED, MeasuredArm
+
+
+def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
+    """Compares each of `CHANGED` of an arm with a reference's, at the seeds that both finished.
+
+    ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
+    percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0
+    where not, and absent where there is no interval. Raises NotComparableError: they have no finished seed in common,
+    or scored different examples.
+    """
+    name, other = arm.plan.name, reference.plan.name
+    seeds = [seed for seed in arm.runs if seed in reference.runs]
+    if not seeds:
+        raise NotComparableError(f"no seed was finished by both {name} and {other}")
+    for seed in seeds:
+        ours, theirs = arm.runs[seed].scored, reference.runs[seed].scored
+        if not ours.same_as(theirs):
+            raise NotComparableError(
+                f"{name} and {other} scored different examples of the log with seed {seed} "
+                f"({ours.examples} and {theirs.examples}, or with other weights); allowed: runs that scored the same"
+            )
+    rows = []
+    for metric in CHANGED:
+        base = {seed: reference.runs[seed].estimates[metric] for seed in seeds}
+        changes = {seed: difference(base[seed], arm.runs[seed].estimates[metric]) for seed in seeds}
+        whole = mean([*changes.values()])
+        percents = {seed: _percent(change, base[seed]) for seed, change in changes.items()}
+        rows += _by_seed(f"{metric}_difference", whole, changes, arm=name)
+        rows += _by_seed(
+            f"{metric}_change_percent", _percent(whole, mean([*base.values()])), percents, arm=name
+        )
+        rows += _significance(metric, whole, changes, arm=name)
+    return rows
+
+
+def slice_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
+    """Compares the slices of each family that an arm and its reference measured, at the same seeds.
+
+    ``FAMILY/INDEX`` is a slice, which by estimated CTR holds other rows in each run. Its size is the bias's absolute
+    value, below 0 is better. Of a whole family, ``slice_variance`` is the unweighted variance of bias over
+    mean prediction over the slices that both have (FF 7.2).
+    """
+    rows: list[Row] = []
+    for family in arm.plan.families:
+        pairs = {
+            seed: (run.biases[family.name], reference.runs[seed].biases[family.name])
+            for seed, run in arm.runs.items()
+            if seed in reference.runs
+            and family.name in run.biases.keys() & reference.runs[seed].biases.keys()
+        }
+        if not pairs or family not in reference.plan.families:
+            continue
+        for index in range(len(family.slices)):
+            sides = [[_at(run.bias, index) for run in side] for side in zip(*pairs.values(), strict=True)]
+            if all(np.isfinite(mean(side).point) for side in sides):
+                keys = {"arm": arm.plan.name, "slice": f"{family.name}/{index}"}
+                for metric, side in zip(
+                    ("slice_weight", "reference_slice_weight"), zip(*pairs.values(), strict=True), strict=True
+                ):
+                    rows.append(row(metric, float(np.mean([run.weight[index] for run in side])), **keys))
+                rows += _size_rows("bias", "bias_size", [*pairs], sides, **keys)
+        both = np.all([np.isfinite(run.relative.point) for pair in pairs.values() for run in pair], axis=0)
+        if both.sum() >= 2:
+            # NaN in a replicate that leaves one of the slices without rows.
+            sides = [
+                [
+                    Estimate(
+                        np.asarray(run.relative.point[both].var()),
+                        run.relative.replicates[:, both].var(axis=1),
+                        np.asarray(run.relative.occupied[:, both].any(axis=1)),
+                    )
+                    for run in side
+                ]
+                for side in zip(*pairs.values(), strict=True)
+            ]
+            keys = {"arm": arm.plan.name, "slice": family.name}
+            rows.append(row("slices", int(both.sum()), **keys))
+            rows += _size_rows("slice_variance", "slice_variance", [*pairs], sides, **keys)
+    return rows
+
+
+def _size_rows(
+    metric: str, size: str, seeds: Sequence[int], sides: Sequence[Sequence[Estimate]], **keys: object
+) -> list[Row]:
+    """Returns a metric of both sides, and the change of its absolute value from the mean of the reference's seeds."""
+
+    def change(ours: Estimate, theirs: Estimate) -> Estimate:
+        sizes = [_applied(np.abs, estimate) for estimate in (ours, theirs)]
+        return _applied(lambda share: 100 * (share - 1), quotient(*sizes))
+
+    whole = change(*map(mean, sides))
+    by_seed = {seed: change(*pair) for seed, *pair in zip(seeds, *sides, strict=True)}
+    return [
+        row(metric, mean(sides[0]), **keys),
+        row(f"reference_{metric}", mean(sides[1]), **keys),
+        *_by_seed(f"{size}_change_percent", whole, by_seed, **keys),
+        *_significance(size, whole, by_seed, **keys),
+    ]
+
+
+def _by_seed(metric: str, whole: Estimate, by_seed: Mapping[int, Estimate], **keys: object) -> list[Row]:
+    values = [row(metric, float(change.point), seed=seed, **keys) for seed, change in by_seed.items()]
+    return [row(metric, whole, **keys), *values]
+
+
+def _significance(metric: str, whole: Estimate, by_seed: Mapping[int, Estimate], **keys: object) -> list[Row]:
+    if whole.no_interval():
+        return []
+    is_one_sign = len({np.sign(change.point) for change in by_seed.values()}) == 1
+    return [row(f"{metric}_significant", float(is_beyond_noise(whole) and is_one_sign), **keys)]
+
+
+def _at(estimate: Estimate, index: int) -> Estimate:
+    return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
+
+
+def _applied(function: Callable[[FloatArray], FloatArray], estimate: Estimate) -> Estimate:
+    return Estimate(function(estimate.point), function(estimate.replicates), estimate.occupied)
+
+
+def _percent(change: Estimate, of: Estimate) -> Estimate:
+    return _applied(lambda share: 100 * share, quotient(change, of))

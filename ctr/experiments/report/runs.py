@@ -1,0 +1,179 @@
+"""Runs and costs of an experiment, as far as they are there. Faults become an `InputError` that names file and key."""
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.auc import StreamingAUC
+from ctr.eval.calibration import calibration_buckets
+from ctr.eval.compare import ScoredExamples, scored_examples
+from ctr.eval.intervals import Estimate
+from ctr.eval.run_comparison import NotComparableError
+from ctr.eval.run_files import Run, metrics_between, read_constraint_metrics, read_run
+from ctr.experiments.plan import Plan, PlannedArm, PlannedFamily, PlannedRun, Record, read_record
+from ctr.io.errors import InputError
+
+CHANGED = ("per_query_auc", "auc", "logloss")  # metrics whose change is reported
+
+Amount = Annotated[float, Field(ge=0)]
+Quartiles = tuple[Amount, Amount, Amount]
+
+
+class ArmCosts(Record):
+    """Costs of an arm; None where it was not measured."""
+
+    train_flops: Amount | None = None  # for each example learned from
+    inference_flops: Amount | None = None  # for each example scored
+    dense_parameters: Amount | None = None
+    embedding_parameters: Amount | None = None
+    step_ms: Amount | None = None  # median of a training step
+    step_ratio: Quartiles | None = None  # quartiles, of the baseline's in the same round
+    batch_rows: Amount | None = None
+    inference_ms: Amount | None = None  # median of a forward pass over a batch
+    inference_ratio: Quartiles | None = None  # as step_ratio
+    learned_share: Amount | None = None  # rows learned from, of the log's
+
+
+class Costs(Record):
+    """Costs of the arms, by name; ``rounds`` of timing, and FLOPs of the teachers."""
+
+    arms: dict[str, ArmCosts] = {}
+    rounds: int | None = None
+    teacher_flops: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Ending of a planned run."""
+
+    seed: int
+    folder: str  # relative to the experiment's
+    state: str  # finished, failed, missing, or unreadable
+    reason: str = ""  # why it is not finished; else empty
+    config_sha256: str | None = None  # of a finished run
+
+    def line(self, owner: str) -> str:
+        return f"{owner} seed {self.seed} {self.state}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class FamilyBias:
+    """Calibration of the S slices of a family in one run."""
+
+    weight: FloatArray  # [S]
+    bias: Estimate  # mean label minus mean prediction, [S]; NaN where nothing is known
+    relative: Estimate  # the same over the mean prediction, [S]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A finished run of an arm."""
+
+    folder: Path
+    estimates: Mapping[str, Estimate]  # of `CHANGED`
+    scored: ScoredExamples
+    biases: Mapping[str, FamilyBias]  # by family
+
+
+@dataclass
+class MeasuredArm:
+    """Finished runs of an arm by seed, and how all of them ended."""
+
+    plan: PlannedArm
+    endings: list[Ending] = field(default_factory=list)
+    runs: dict[int, MeasuredRun] = field(default_factory=dict)
+    deciles: pd.DataFrame | None = None  # calibration of all finished runs together
+
+
+def read_costs(folder: Path) -> Costs:
+    """Reads costs.json; nothing is known without one."""
+    path = folder / "costs.json"
+    return read_record(path, Costs) if path.exists() else Costs()
+
+
+def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
+    """Reads the runs of all arms; only predictions of the plan's query times count.
+
+    Raises InputError: a run read another log than the rest, or its calibration by slice is damaged.
+    """
+    log = (plan.log_sha256, str(folder / "plan.json")) if plan.log_sha256 else None
+    arms = {}
+    for planned_arm in plan.arms:
+        arm = arms[planned_arm.name] = MeasuredArm(planned_arm)
+        together = StreamingAUC()
+        for planned in planned_arm.runs:
+            run, ending = open_run(folder, planned_arm.name, planned)
+            arm.endings.append(ending)
+            if run is None:
+                continue
+            log = log or (run.log_sha256, str(run.folder))
+            if run.log_sha256 != log[0]:
+                raise NotComparableError(
+                    f"{run.folder}: read another log (log_sha256 {run.log_sha256[:12]}) than {log[1]} "
+                    f"({log[0][:12]}); allowed: runs over the same log, because the comparison pairs their queries"
+                )
+            metrics = run.metrics if plan.scored_us is None else metrics_between(run.folder, *plan.scored_us)
+            biases = family_biases(run, planned_arm.families)
+            estimates = metrics.estimates()
+            changed = {name: estimates[name] for name in CHANGED}
+            arm.runs[planned.seed] = MeasuredRun(run.folder, changed, scored_examples(metrics), biases)
+            together.merge(metrics.auc)
+        arm.deciles = calibration_buckets(together) if arm.runs else None
+    return arms
+
+
+def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
+    """Reads a run of an arm, or ``ARM~RETRAIN``; there is none unless it is finished."""
+
+    def ending(state: str, reason: str) -> tuple[None, Ending]:
+        return None, Ending(planned.seed, planned.folder, state, reason)
+
+    run_dir, failure = folder / planned.folder, folder / "failures" / f"{owner}-seed-{planned.seed}.txt"
+    if not (run_dir / "summary.json").exists():
+        if failure.exists():
+            return ending("failed", _last_line(failure))
+        return ending("missing", f"{planned.folder}: not run, or not finished")
+    try:
+        run = read_run(run_dir)
+    except InputError as error:
+        return ending("unreadable", str(error))
+    if (cause := run.summary.get("learning_failure")) is not None:
+        return ending("failed", str(cause))
+    return run, Ending(planned.seed, planned.folder, "finished", config_sha256=run.config_sha256)
+
+
+def family_biases(run: Run, families: list[PlannedFamily]) -> dict[str, FamilyBias]:
+    """Returns the calibration of a run by the slices of each family that it measured, by the family's name."""
+    biases = {}
+    for family in families:
+        name, count = f"constraint:{family.name}", len(family.slices)
+        metrics = run.metrics if family.log is None else read_constraint_metrics(run, family.log)
+        if metrics is not None and name in metrics.slices:
+            biases[family.name] = FamilyBias(*metrics.slices[name].estimate(count))
+    return biases
+
+
+def shared_failures(folder: Path, plan: Plan) -> list[str]:
+    """Returns a line for each teacher and sampling that failed; runs that need them are missing."""
+    files = {
+        f"teacher {name}": f"teacher-{glob.escape(name)}-seed-*.txt"
+        for name, run in plan.teachers.items()
+        if not (folder / run / "summary.json").exists()
+    }
+    files |= {f"sampling {name}": f"sampling-{glob.escape(name)}.txt" for name in plan.samplings}
+    return [
+        f"{name} failed: {_last_line(path)}"
+        for name, pattern in files.items()
+        for path in sorted((folder / "failures").glob(pattern))
+    ]
+
+
+def _last_line(path: Path) -> str:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
+    return next(filter(None, reversed(lines)), "no reason was recorded").removeprefix("error: ")
