@@ -15,7 +15,7 @@ class Fault:
     """What happens to the next requests of a method (put, get or list) whose path has a pattern.
 
     Attributes:
-        action: "fail" raises the error, and nothing happens; of "lose" the answer does not arrive; "cut" sends half of a
+        action: "fail" raises the error, and nothing happens; of "lose" the answer is lost; "cut" sends half of a
             content; "stale" lists what was there when the store was listed before.
         times: how many requests are left that it fits.
     """
