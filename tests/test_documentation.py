@@ -52,7 +52,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_to_run(page)], ids=name)
 def test_the_examples_of_a_page_run_without_a_warning(page, tmp_path):
     for folder in ("examples", "benchmarks"):

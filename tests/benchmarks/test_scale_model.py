@@ -1,20 +1,13 @@
 """The model of scale against sums by hand, published figures and draws; and the fit of the costs that it takes."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
 
-import growth
 import numpy as np
 import pytest
 import reference
 import scale_model as scale
 
 pytestmark = pytest.mark.soak
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -46,16 +39,6 @@ def test_operator_parallelism_of_the_thesis(collectives):
     size = 1024 * 1024
     seconds = 1024 * (scale.all_gather(piz_daint, 2, size) + scale.all_reduce(piz_daint, 2, size))
     assert round(1e3 * seconds) == 221
-
-
-def test_the_reference_model():
-    """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
-    shapes = scale.dense_shapes()
-    crosses = 3 * (2 * 416 * 64 + 416)
-    layers = 417 * 1024 + 1025 * 512 + 513 * 256 + 257
-    assert sum(map(math.prod, shapes)) == crosses + layers == 1_244_385
-    assert scale.flops_per_example([(10, 4), (4,), (4, 1)]) == 6 * 44
-    assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
 
 
 def test_distinct_rows_are_those_of_draws():
@@ -95,23 +78,3 @@ def test_a_step_by_hand(monkeypatch):
         seconds = {slow: (found.seconds + 1) / 20}
         waiting = scale.step(network, replace(compute, **seconds), 2, batch=10)
         assert waiting == replace(found, reading=pytest.approx(1.0))
-
-
-def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
-    plot = tmp_path / "scale.svg"
-    found = scale.measure(plot=plot)
-    assert len(found) == 8
-    first = found["10 Gbit Ethernet, 4096 examples for each worker"]
-    assert list(first["workers"]) == [str(workers) for workers in scale.WORKERS]
-    assert first["workers"]["1"]["compute_ms"] == pytest.approx(58.6)
-    # The plot of the documentation shows the same.
-    texts = [
-        [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
-        for file in (plot, ROOT / "docs" / "images" / "scale.svg")
-    ]
-    assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
-
-
-def test_the_exponent_of_growth():
-    values = {10: 5e4 / 10**0.7, 100: 5e4 / 100**0.7, 1000: 5e4 / 1000**0.7}
-    assert growth.exponent(values) == pytest.approx(0.7) and growth.exponent({10: 1.0}) is None

@@ -80,16 +80,6 @@ def test_each_locked_package_has_its_hashes(root, environment):
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), first
 
 
-def test_installing_asks_for_the_hashes(root):
-    lines = (root / "Makefile").read_text().splitlines()
-    installing = [line for line in lines if re.match(r"\t.*pip install", line)]
-    assert len(installing) == 3
-    for line in installing:
-        assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
-    # uv checks the hashes of its lock always.
-    assert all("uv sync --quiet --frozen" in line for line in lines if "uv sync" in line)
-
-
 def test_java_programs_are_pinned(root):
     poms = list((root / "examples").glob("*/pom.xml"))
     assert len(poms) == 2
