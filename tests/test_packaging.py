@@ -1,6 +1,5 @@
 """The package runs from the root, as an editable install, from a wheel and from the sdist; it holds what runs."""
 
-import ast
 import os
 import re
 import shutil
@@ -44,25 +43,6 @@ def package_files(tree: Path) -> set[str]:
     }
 
 
-def python_files(root: Path) -> list[Path]:
-    folders = ("ctr", *ROOMS, "tests", "benchmarks", "examples", "docs")
-    return [
-        root / "setup.py",
-        *(path for folder in folders for path in sorted((root / folder).rglob("*.py"))),
-    ]
-
-
-def bare_imports(source: str, file: str = "") -> list[str]:
-    """The rooms that a module imports as if they were top-level packages."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(source, file)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.append(node.module)
-    return [name for name in names if name.partition(".")[0] in ROOMS]
-
-
 def build(fresh_python, tree: Path, target: Path) -> Path:
     """Builds a wheel of `tree` with what is installed here, without the network."""
     fresh_python("-m", "build", "--no-isolation", "--wheel", "--outdir", target, tree, cwd=target)
@@ -87,16 +67,6 @@ def sdist(checkout, fresh_python, tmp_path_factory):
     fresh_python("setup.py", "--quiet", "sdist", "--dist-dir", target, cwd=checkout)
     (archive,) = target.glob("*.tar.gz")
     return archive
-
-
-def test_nothing_imports_a_bare_room(root):
-    source = "import models\nfrom eval.metrics import auc\ndef late():\n    import numpy, optim.roots\n"
-    assert sorted(bare_imports(source)) == ["eval.metrics", "models", "optim.roots"]
-    assert bare_imports("from ctr import models\nfrom . import eval\nimport ctr.optim, evaluate\n") == []
-    files = python_files(root)
-    assert len(files) > len(ROOMS)
-    faults = {str(path.relative_to(root)): bare_imports(path.read_text(), str(path)) for path in files}
-    assert {path: names for path, names in faults.items() if names} == {}
 
 
 def test_eval_loads_no_tensorflow_and_sets_nothing_and_the_command_names_its_extra(

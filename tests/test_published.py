@@ -150,9 +150,8 @@ def test_an_unreleased_section_is_none(tree):
     (tree / "CHANGELOG.md").write_text(text.replace("2026-12-31", "unreleased"))
     done = version_script(tree)
     assert (done.returncode, done.stdout) == (0, "")
-    for tag, says in (("v1.2.0", "says that 1.2.0 is unreleased"), ("v1.2.1", "the tag has 1.2.1")):
-        done = version_script(tree, "--tag", tag)
-        assert done.returncode == 1 and says in done.stderr
+    done = version_script(tree, "--tag", "v1.2.0")
+    assert done.returncode == 1 and "says that 1.2.0 is unreleased" in done.stderr
 
 
 @pytest.mark.parametrize(
