@@ -197,7 +197,7 @@ def growing_log(publish_rows, tmp_path_factory):
     return publish_rows(tmp_path_factory.mktemp("growing") / "log", table, GROWING)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_where_ids_grow_a_resumed_run_and_its_checkpoint_give_the_same_models(growing_log, tmp_path):
     run, resumed = tmp_path / "run", tmp_path / "resumed"
     train(growing_log, configured(**GROWN), run, exporter=export_from_run)

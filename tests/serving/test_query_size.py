@@ -124,6 +124,7 @@ def test_scores_of_logs_with_and_without_labels_are_the_runs(made, run):
         check(pd.read_parquet(out).set_index("example_id")["logit"], run.part, 1e-5)
 
 
+@pytest.mark.slow
 def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
     scorer = Scorer(run.model)
     asked = made.rows[made.rows["example"].isin(run.part.index)]
@@ -153,6 +154,7 @@ def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
     check(pd.Series(last, rows.example_id), expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_an_export_asks_for_it_by_its_name(run):
     metadata = json.loads((run.model / "assets.extra" / "ctr.json").read_text())
     request = metadata["requests"]["inputs"]["query_size"]

@@ -112,7 +112,7 @@ def test_lengths_that_do_not_fit_the_values_stay_within_them(lengths):
     np.testing.assert_array_equal(row_numbers(lists), found)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(case, exported):
     """Other formats have no search among ids, either."""
