@@ -104,7 +104,7 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
     assert graph["image"].to_list() == [[], [], []]
     summary = inspect_log(log)
     shown = {feature.name: feature for feature in summary.features}
-    assert "  image  " in inspection_text(summary)
+    assert "\nimage  " in inspection_text(summary)
     assert (shown["price"].missing, shown["image"].missing) == (1 / 6, 2 / 6)
     assert {top.value for top in shown["price"].top} >= {"1.5", "0", "-7"}
 
