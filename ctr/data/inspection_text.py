@@ -92,7 +92,7 @@ def inspection_text(summary: LogSummary) -> str:
     if any(not feature.exact for feature in summary.features):
         lines.append("  ~ estimated: more ids than stay in memory; the number of ids to about 1%")
     lines += ["", "top ids: share of all values (click rate)"]
-    lines += [f"  {feature.name}: {_top(feature)}" for feature in summary.features]
+    lines += [f"  {feature.name}  {_top(feature)}" for feature in summary.features]
     warnings = log_warnings(summary)
     if warnings:
         lines += ["", *(f"warning: {warning}" for warning in warnings)]
