@@ -156,18 +156,6 @@ def test_the_sidecar_holds_the_decisions_on_every_row_and_they_are_counted(log):
     assert all(name in text for name in masks) and "150 rows in, 4 partitions written" in text
 
 
-def test_decisions_do_not_depend_on_shards(log, tmp_path):
-    for name, content in (("conditions", ALL_RULES), ("strata", STRATIFIED)):
-        config = make_config(**content)
-        write_decisions(log, name, config)
-        other = publish(tmp_path / name, 0, 1, 2, 3, shard_rows=10)
-        add_teacher(other)
-        write_decisions(other, name, config)
-        assert len(list((other / "shards").iterdir())) > len(list((log / "shards").iterdir()))
-        for key, values in decisions_of(other, name).items():
-            assert np.array_equal(values, decisions_of(log, name)[key])
-
-
 @pytest.mark.parametrize("killed_in", ["publish_partition", "write_sidecar_partition"])
 @pytest.mark.parametrize("calls", [0, 3])
 def test_what_was_cut_off_is_completed_to_the_same_bytes(log, tmp_path, monkeypatch, killed_in, calls):
@@ -415,19 +403,6 @@ def publish_few(log: Path, *ids: int, **columns: Any) -> Path:
     rows = hashed_rows(SCHEMA, len(ids), example_id=list(ids), label=[0] * len(ids), **columns)
     publish_partition(log, SCHEMA, 0, STEP, rows)
     return log
-
-
-def test_a_partition_of_which_nothing_is_kept_is_published_empty(tmp_path):
-    log, small = publish_few(tmp_path / "log", 5), tmp_path / "small"
-    write_sidecar_partition(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
-    result = write_sampled_log(log, "s", make_config(non_click_rate=1e-9, min_rate=1e-9), small)
-    (manifest,) = read_manifests(small)
-    assert (manifest.rows, manifest.shards) == (0, ())
-    assert read_sidecar_partition(small, "t", manifest).num_rows == 0
-    kept_fractions = [result.conditions[name].kept_fraction for name in ("clicks", "non_clicks")]
-    assert kept_fractions == [None, 0]
-    create_log(tmp_path / "bare", SCHEMA)
-    refused("it has no partition", write_decisions, tmp_path / "bare", "s", make_config())
 
 
 def test_faulty_rows_are_dropped_and_counted(tmp_path):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data import joined_sidecar
 from ctr.data.event_mapping import EventTeacher
 from ctr.data.features import Category
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
@@ -23,7 +22,6 @@ from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,
-    align_sidecar,
     list_sidecars,
     read_sidecar_partition,
     write_sidecar_partition,
@@ -154,16 +152,6 @@ def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
     refused(lacks, read_sidecar_partition, log, "teacher", publish(log, 3, []))
 
 
-def test_alignment_by_example_id() -> None:
-    table, wanted = table_of(IDS), np.array([29, 0, 7])
-    assert align_sidecar(table, IDS, "truth").equals(table)
-    for source in (table, table.take(np.random.default_rng(0).permutation(30))):
-        assert align_sidecar(source, wanted, "truth").equals(table_of(wanted))
-    refused("truth: has no row for example_id 30", align_sidecar, table, np.array([3, 30]), "truth")
-    refused("truth: has no row for example_id 1", align_sidecar, table_of([]), np.array([1]), "truth")
-    assert align_sidecar(table_of([]), np.array([], np.int64), "truth").num_rows == 0
-
-
 def hash_of_all(folder: Path, until: int = 2**62) -> str:
     """From the definition: names and contents of the manifests that begin before ``until``."""
     digest = hashlib.sha256()
@@ -188,24 +176,6 @@ def test_the_hash_of_what_was_read_grows_with_it(tmp_path: Path) -> None:
     for time in (0, 1, 100, 101, 250, 250, 1, 301, 2**62):
         assert running.until(time) == SidecarHash(log, "truth").until(time) == hash_of_all(folder, time)
     assert len({running.until(time) for time in (0, 1, 101, 201, 301)}) == 5
-
-
-def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
-    for number in (0, 2, 3):
-        publish_both(log, number)
-    read = running.until()
-    first, second, _ = sorted(folder.glob("*.json"))
-    first.write_bytes(first.read_bytes() + b" ")
-    # It was read as it was; whoever reads it now sees what it is.
-    assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
-    second.unlink()
-    assert running.until() == hash_of_all(folder)
-    publish_both(log, 1)
-    assert running.until() == hash_of_all(folder)
-    (folder / "notes.json").write_text("{}")
-    refused(r"notes\.json: not the name of a manifest \(START-END\.json\)", running.until)
 
 
 # ---------------------------------------------------------------- joined
@@ -242,26 +212,6 @@ def test_any_rows_in_any_blocks(tmp_path_factory, data):
         asked = sorted(data.draw(rows), key=lambda row: row[0])
         times, ids = np.array(asked, np.int64).reshape(-1, 2).T
         check(sidecar.at(times, ids), ids, [(time // STEP, number) in known for time, number in asked])
-
-
-def test_each_partition_is_read_once_and_then_forgotten(log, monkeypatch):
-    reads = []
-    read = joined_sidecar.read_sidecar_partition
-
-    def counted(folder, name, partition):
-        reads.append(partition.start // STEP)
-        return read(folder, name, partition)
-
-    monkeypatch.setattr(joined_sidecar, "read_sidecar_partition", counted)
-    sidecar = JoinedSidecar(log, "teacher", COLUMNS)
-    assert str(sidecar) == f"sidecar teacher of {log}"
-    for row in range(30):
-        sidecar.at(TIMES[row : row + 1], IDS[row : row + 1])
-    # The last block needed only partition 2: the others are gone.
-    sidecar.at(TIMES[25:], IDS[25:])
-    assert reads == [0, 1, 2]
-    sidecar.at(TIMES[8:12], IDS[8:12])
-    assert reads == [0, 1, 2, 0, 1]
 
 
 def test_a_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):

@@ -16,7 +16,6 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.shards import read_shard
-from ctr.experiments.measure import Operations
 from ctr.io.errors import InputError
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
@@ -191,12 +190,3 @@ def test_runs_begin_from_runs_without_it_and_go_on_without_it(made):
     table = json.loads((made.folder / "warm" / "init_from.json").read_text())["table"]
     status = {one["name"]: (one["status"], one["why"]) for one in table if one["part"] == "feature"}
     assert status["query_size"] == ("fresh", "the old run has none") and status["user"][0] == "taken"
-
-
-def test_operations_of_both_are_counted(made):
-    count = Operations(made.log)
-    without, with_it, narrow = (
-        count(configured(model={**SMALL, "experts": ["network"], **changes}))["embedding_parameters"]
-        for changes in ({"query_size": False}, {}, {"widths": {"query_size": 0}})
-    )
-    assert with_it - without == 20 * (8 + 1) and narrow - without == 20

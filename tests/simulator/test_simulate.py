@@ -57,19 +57,6 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small,
         assert digests(events) == digests(tmp_path / "whole events")
 
 
-def test_a_longer_log_begins_with_the_same_days(small, tmp_path):
-    for examples in (900, 1_400):
-        simulate(small(examples=examples, queries_per_day=60), tmp_path / str(examples))
-    short, long = (read_manifests(tmp_path / name) for name in ("900", "1400"))
-    assert short[:-1] == long[: len(short) - 1] != []
-    last = rows_of(tmp_path / "900", short[-1])
-    assert rows_of(tmp_path / "1400", long[len(short) - 1]).slice(0, len(last)).equals(last)
-    # Whole days are written when days are asked for.
-    counts = simulate(small(examples=None, days=1, queries_per_day=60), tmp_path / "days")
-    assert (counts["partitions"], counts["queries"]) == (1, 60)
-    assert read_manifests(tmp_path / "days") == long[:1]
-
-
 def test_queries_are_whole_and_stay_in_their_day(simulated):
     log, parts = simulated.log, []
     for manifest in read_manifests(log):

@@ -411,16 +411,6 @@ def test_numbers_of_all_types() -> None:
     assert from_table(schema, {"x": pa.array([1.0, 3.0]).dictionary_encode()})["n"] == [3, 4]
 
 
-def test_lists_of_integers_are_their_text() -> None:
-    schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
-    lists = from_table(schema, {"s": [[1, 22], [], None, [None, 1]]})
-    assert lists == from_table(schema, {"s": ["1 22", "", None, "1"]})
-    fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
-    assert from_table(schema, {"s": fixed}) == from_table(schema, {"s": ["1 22", "3 4"]})
-    ragged = tf.ragged.constant([[1, 22], []], tf.int64)
-    assert from_tensors(transform_tensors(schema, {"s": ragged})) == from_table(schema, {"s": ["1 22", ""]})
-
-
 @pytest.mark.parametrize(
     ("feature", "column", "message"),
     [
