@@ -1,7 +1,5 @@
 """The model of scale against sums by hand, published figures and draws; and the fit of the costs that it takes."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import reference
@@ -49,32 +47,3 @@ def test_distinct_rows_are_those_of_draws():
     assert scale.distinct(40, size) == pytest.approx(mean, rel=0.01)
     assert scale.distinct(1, size) == pytest.approx(3)
     assert scale.distinct(1e9, size) == pytest.approx(150)
-
-
-def test_a_step_by_hand(monkeypatch):
-    """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
-    monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
-    monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
-    monkeypatch.setattr(scale, "shampoo_shares", lambda workers: (6.0 / workers, 40 * workers))
-    network = scale.Network("by hand", 1000, 1, "ring")
-    compute = scale.Compute(fixed=5, rate=12, cores=3)
-    found = scale.step(network, compute, 2, batch=10)
-    assert found == scale.Step(
-        compute=5 + 10 * 24 / 12,
-        shampoo=1.0,
-        dense=2000 + 24,
-        rows=2 * (1000 + 3400),
-        directions=1000 + 40,
-    )
-    assert found.communication == 2024 + 8800 + 1040 and found.seconds == found.communication + 26
-    alone = scale.step(network, compute, 1, batch=10)
-    assert alone == scale.Step(25, 2.0, 0, 0, 0)
-    # Four workers in groups of two divide blocks as two do, and reduce and exchange as four.
-    grouped = scale.step(network, scale.Compute(5, 12, 3, group=2), 4, batch=10)
-    assert (grouped.shampoo, grouped.directions) == (found.shampoo, found.directions)
-    assert grouped.dense == 6000 + 36
-    # Both read and plan the 20 rows of the batch, a second slower than they step.
-    for slow in ("read", "plan"):
-        seconds = {slow: (found.seconds + 1) / 20}
-        waiting = scale.step(network, replace(compute, **seconds), 2, batch=10)
-        assert waiting == replace(found, reading=pytest.approx(1.0))

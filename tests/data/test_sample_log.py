@@ -282,19 +282,6 @@ def test_a_salt_is_used_once_and_weights_multiply(log, tmp_path):
     assert [m.counters["rows_before_sampling"] for m in read_manifests(smaller)] == list(SIZES)
 
 
-def test_a_teacher_beside_another_log(log, tmp_path):
-    """The teacher saw everything; the log that is sampled holds part of it, without a sidecar of its own."""
-    part = tmp_path / "part"
-    write_sampled_log(log, "half", HALF, part)
-    shutil.rmtree(part / "sidecars")
-    rule = {"rate": 0.25, "low_loss": {**LOW_LOSS, "log": str(log)}}
-    write_decisions(part, "low", make_config(salt="2", uninformative=rule))
-    logit = decisions_of(log, "teacher")["logit"].astype(np.float64)[places_of(log, part)]
-    expected = np.where(row_logloss(column(part, "label") == 1, logit) < 0.2, 0.25, 1)
-    assert len(set(expected)) == 2
-    assert np.array_equal(decisions_of(part, "low")["keep_probability"], expected)
-
-
 def test_strata_keep_what_rates_add_up_to(log):
     write_decisions(log, "even", STRATA)
     found, click = decisions_of(log, "even"), column(log, "label") == 1

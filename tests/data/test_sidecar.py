@@ -29,8 +29,6 @@ from ctr.data.sidecar import (
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
-from ctr.training.config import TrainConfig
-from ctr.training.run.predictions import check_record
 from hashed_rows import hashed_rows
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
@@ -285,15 +283,6 @@ def test_rows_without_a_value_are_counted_and_named_by_their_place_in_the_whole_
         assert (whole.missing, whole.first) == (0, [])
 
 
-def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(tmp_path):
-    folder, weights = tmp_path / "log", [1, 1, 1, -1, np.nan, 1]
-    manifest = publish(folder, 0, np.arange(6), train_weight=weights, label=[0, 1, 0, 0, 0, 7])
-    write(folder, manifest, np.arange(6), "t", logit=[0.5, np.nan, np.inf, np.nan, np.nan, np.nan])
-    missing = count_missing(folder, [manifest], JoinedSidecar(folder, "t", ["logit"]), "logit")
-    assert (missing.rows, missing.missing) == (3, 2)
-    assert [place[0] for place in missing.first] == [1, 2]
-
-
 @pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])
 def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
     """An ingest would take it for its own, and delete it or add to it."""
@@ -312,19 +301,3 @@ def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path
         parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert not Path("log/sidecars").exists()
-
-
-def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
-    # Of a recording that was killed before its first manifest, and of a sampling that was killed before that.
-    for name, file in (("teacher", "0-100.parquet"), ("half", "sampling.yaml")):
-        Path("log/sidecars", name).mkdir(parents=True)
-        Path("log/sidecars", name, file).touch()
-    assert main(["sample", "log", "--name", "teacher", "--set", "non_click_rate=0.5"]) == 1
-    assert "teacher holds something other than sampling decisions" in capfd.readouterr().err
-    # Also of a run that is finished, and may have recorded before.
-    Path("run").mkdir()
-    Path("run/summary.json").touch()
-    with pytest.raises(InputError, match="half already exists, from a sampling; use another name"):
-        check_record(Path("log"), TrainConfig(), Path("run"), "half")
