@@ -15,7 +15,7 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventTeacher
 from ctr.data.features import Category
-from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import Manifest, create_log, read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Schema
@@ -26,7 +26,6 @@ from ctr.data.sidecar import (
     read_sidecar_partition,
     write_sidecar_partition,
 )
-from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
@@ -255,32 +254,6 @@ def test_columns_are_numbers_and_the_same_in_every_partition(tmp_path):
     write(folder, manifests[0], ids, "short")
     write(folder, manifests[2], ids, "short", other=[1, 2, 3])
     refused("has no column logit; it has other", JoinedSidecar, folder, "short", ["logit"])
-
-
-def test_rows_without_a_value_are_counted_and_named_by_their_place_in_the_whole_log(log, tmp_path):
-    student, seen = tmp_path / "student", []
-    for partition in range(3):
-        ids = np.arange(10) + 10 * partition
-        # The second has examples that the teacher does not know.
-        ids[3:9] += 1000 * (partition == 1)
-        publish(student, partition, ids, shard_rows=4)
-    sidecar = JoinedSidecar(log, "teacher", ["logit"])
-    manifests = read_manifests(student)
-    missing = count_missing(student, manifests, sidecar, "logit", progress=seen.append)
-    assert (missing.rows, missing.missing, sum(seen)) == (30, 6, 30)
-    assert missing.first == [(1013 + k, 13 + k) for k in range(5)]
-    assert missing.describe().startswith(
-        "no value for 6 of 30 rows, first: example_id 1013 (row 13 of the log), example_id 1014 (row 14 of "
-    )
-    part = count_missing(student, manifests[1:2], sidecar, "logit")
-    assert (part.rows, part.missing, part.first[0]) == (10, 6, (1013, 13))
-    # Rows outside the time range are passed over.
-    until = parse_model(TimeRange, {"end": "1970-01-01T00:00:00.000105"}, "test")
-    part = count_missing(student, manifests, sidecar, "logit", until)
-    assert (part.rows, part.missing) == (15, 2)
-    for folder, some in ((log, read_manifests(log)), (student, [])):
-        whole = count_missing(folder, some, sidecar, "logit")
-        assert (whole.missing, whole.first) == (0, [])
 
 
 @pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])

@@ -14,10 +14,10 @@ import event_files
 import raw_logs
 import small_runs
 from ctr.config import parse_model
-from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import read_manifests, read_schema, schema_bytes
 from ctr.data.mapping import Mapping
-from ctr.data.reader import rows_of_table
+from ctr.data.reader import read_rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
@@ -93,7 +93,9 @@ def _seal_part(pattern: str, **moved: str) -> Any:
 
 def _read_sidecar(log: Path) -> None:
     manifests = read_manifests(log)
-    count_missing(log, manifests, JoinedSidecar(log, "teacher", ["logit"], manifests), "logit")
+    sidecar = JoinedSidecar(log, "teacher", ["logit"], manifests)
+    for rows in read_rows(log, read_schema(log), manifests):
+        sidecar.at(rows.query_time, rows.example_id)
 
 
 def _schema_seeds(folder: Path) -> list[bytes]:

@@ -160,7 +160,7 @@ def test_an_export_asks_for_it_by_its_name(run):
     assert request["dtype"] == "float32" and "rows of its query" in request["meaning"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_page_is_context_and_no_part_of_quality(made):
     for number, chosen in enumerate((None, ["place"])):
         model = {**SMALL, "factorized": {"width": 4, "ui_features": chosen}}
@@ -179,7 +179,7 @@ def test_a_page_is_context_and_no_part_of_quality(made):
         train(made.log, configured(model=model), made.folder / "no-tower")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_begin_from_runs_without_it_and_go_on_without_it(made):
     folder, off = made.folder / "begun", {**SMALL, "query_size": False}
     early = {"time_range": {"end": "2020-09-13T13:00:00Z"}, "model": off}
