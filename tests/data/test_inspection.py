@@ -243,19 +243,6 @@ def counted(ids: np.ndarray, clicked: np.ndarray) -> dict[int, tuple[int, int]]:
     return dict(zip(found.tolist(), zip(*(counts.tolist() for counts in both), strict=True), strict=True))
 
 
-def test_counts_in_batches_are_exact():
-    rng = np.random.default_rng(0)
-    ids, clicked = rng.integers(3, 40, 1000).astype(np.int32), rng.random(1000) < 0.3
-    counts = IdCounts(50)
-    for begin in range(0, 1000, 90):
-        counts.add(ids[begin : begin + 90], clicked[begin : begin + 90])
-    expected = counted(ids, clicked)
-    assert counts.exact and counts.shortfall == 0 and counts.distinct() == len(expected)
-    # Ties go to the smaller id.
-    top = sorted(expected.items(), key=lambda one: (-one[1][0], one[0]))[:5]
-    assert counts.top(5) == [(number, *both) for number, both in top]
-
-
 @pytest.mark.parametrize("kept", [50, 500, 20_000])
 def test_counts_that_do_not_fit_say_how_far_off_they_are(kept):
     rng = np.random.default_rng(3)

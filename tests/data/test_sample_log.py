@@ -282,19 +282,6 @@ def test_a_salt_is_used_once_and_weights_multiply(log, tmp_path):
     assert [m.counters["rows_before_sampling"] for m in read_manifests(smaller)] == list(SIZES)
 
 
-def test_strata_keep_what_rates_add_up_to(log):
-    write_decisions(log, "even", STRATA)
-    found, click = decisions_of(log, "even"), column(log, "label") == 1
-    assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
-    assert np.array_equal(found["weight"] > 0, found["kept"])
-    devices = column(log, "ids")[:, 1]
-    for device in np.unique(devices):
-        rows = devices == device
-        kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
-        assert np.abs(kept - expected).max() < 1 + 1e-5
-    assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
-
-
 def test_strata_refuse_a_partition_that_comes_before_decided_ones(tmp_path):
     grown = publish(tmp_path / "grown", 2, 3)
     write_sampled_log(grown, "even", STRATA, tmp_path / "small")

@@ -130,24 +130,6 @@ def test_delays_are_those_of_the_settings(impressions, clicks):
     assert (delay > day).any()
 
 
-def test_a_shorter_log_and_another_seed(small, tmp_path):
-    found: dict[str, list[list[dict[str, Any]]]] = {}
-    for name, changes in (("long", {}), ("short", {"examples": 701}), ("other", {"seed": 1})):
-        config = small(**{"examples": 1_000, **changes})
-        simulate(config, tmp_path / f"{name} log", events=tmp_path / name)
-        found[name] = [events_of(tmp_path / name, kind).to_pylist() for kind in KINDS]
-    # A shorter log has the same events of its impressions.
-    wanted = set(numbers(log_of(tmp_path / "short log"), "example_id").tolist())
-    assert len(wanted) == 701
-    for short, long in zip(found["short"], found["long"], strict=True):
-        assert short == [row for row in long if row["impression_id"] in wanted]
-    # Another seed has other delays.
-    delays = [
-        {row["arrival_time"] - row["event_time"] for row in found[name][0]} for name in ("long", "other")
-    ]
-    assert len(delays[0] & delays[1]) < 20
-
-
 @pytest.mark.slow
 def test_a_busy_day_is_written_hour_by_hour(small, tmp_path):
     # Its queries are served in several parts, and hours are written before the day is over.
