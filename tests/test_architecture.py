@@ -43,9 +43,9 @@ LINES = {
     "ctr": 1791,
     "ctr/api": 416,
     "ctr/config": 780,
-    "ctr/data": 6761,
+    "ctr/data": 6623,
     "ctr/experiments": 2963,
-    "ctr/io": 1897,
+    "ctr/io": 1836,
     "ctr/objective": 1282,
     "ctr/search": 1825,
     "ctr/serving": 1523,
@@ -56,8 +56,8 @@ LINES = {
     "models": 2053,
     "optim": 7313,
     "pipelines": 8780,
-    "tests": 54907,
-    "tests/api": 283,
+    "tests": 52709,
+    "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
