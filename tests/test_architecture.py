@@ -39,7 +39,7 @@ LONGEST_FUNCTION = 120
 
 LINES = {
     "benchmarks": 3892,
-    "benchmarks/studies": 5064,
+    "benchmarks/studies": 5007,
     "ctr": 1791,
     "ctr/api": 416,
     "ctr/config": 780,
@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7313,
     "pipelines": 8780,
-    "tests": 52709,
+    "tests": 52790,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -18,7 +18,6 @@ CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search
 STUDIES = (
     *CAMPAIGNS,
     "curvatures",
-    "digits",
     "placement",
     "scale_model",
     "histories",
