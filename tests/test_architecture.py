@@ -43,7 +43,7 @@ LINES = {
     "ctr": 1791,
     "ctr/api": 416,
     "ctr/config": 780,
-    "ctr/data": 6623,
+    "ctr/data": 6618,
     "ctr/experiments": 2963,
     "ctr/io": 1836,
     "ctr/objective": 1282,

@@ -31,11 +31,11 @@ class _Partition:
         self._next = 0
         self._are_distinct = False
 
-    def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
+    def find(self, example_id: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
-            return slice(begin, end), np.ones(len(example_id), bool)
+            return np.arange(begin, end), np.ones(len(example_id), bool)
         if not self._are_distinct:
             distinct, counts = np.unique(self.example_id, return_counts=True)
             if (counts > 1).any():
@@ -149,13 +149,8 @@ class JoinedSidecar:
                 continue
             places, there = partition.find(example_id[begin:end])
             present[begin:end] = there
-            if there.all():
-                for name, column in partition.columns.items():
-                    result[name][begin:end] = column[places]
-            elif there.any():
-                assert isinstance(places, np.ndarray)
-                for name, column in partition.columns.items():
-                    result[name][begin:end][there] = column[places[there]]
+            for name, column in partition.columns.items():
+                result[name][begin:end][there] = column[places[there]]
         return {**result, FOUND: present}
 
 
