@@ -77,7 +77,7 @@ soak: $(INSTALLED)
 	$(BIN)/python benchmarks/bench_endurance.py
 
 flink: $(INSTALLED) flink-jars
-	$(BIN)/pytest -m slow tests/test_java_services.py tests/pipelines/events/test_stream_flink.py
+	$(BIN)/pytest -m slow tests/pipelines/events/test_stream_flink.py
 
 kafka: $(INSTALLED) flink-jars kafka-jars
 	$(BIN)/pytest -m slow tests/pipelines/events/test_stream_kafka.py

@@ -5,16 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-
-import stores
-from http_proxy import Proxy, faulty_proxy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # No test is to depend on what another one compiled.
@@ -36,15 +32,12 @@ LONG_FILES = (
     "optim/keras/test_replicas.py",
     "training/test_workers.py",
     "pipelines/events/test_stream_kafka.py",
-    "benchmarks/test_quick.py",
     "search/test_run.py",
     "serving/test_continuous.py",
     "training/test_numerical_faults.py",
     "optim/keras/test_training.py",
-    "test_examples.py",
     "optim/shampoo/test_reference.py",
     "experiments/test_run.py",
-    "test_golden.py",
     "test_demo.py",
     "training/test_loop.py",
     "workers/test_launch.py",
@@ -139,26 +132,3 @@ def copy_checkout() -> Callable[[Path], Path]:
         return target
 
     return copy
-
-
-@pytest.fixture(scope="session")
-def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of S3 on the loopback device, http://HOST:PORT."""
-    with stores.store_server(tmp_path_factory.mktemp("store")) as address:
-        yield address
-
-
-@pytest.fixture
-def faulty_store(store_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Proxy]]:
-    """The address of an empty bucket in S3, such as s3://b-1f2e, and a proxy of the test's own on the way to it.
-
-    The environment of the test says where the server is, also to processes that the test starts.
-    """
-    with faulty_proxy(store_server) as proxy:
-        for variable in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(variable)
-        for variable, value in stores.environment(proxy.address).items():
-            monkeypatch.setenv(variable, value)
-        name = f"b-{uuid.uuid4().hex[:12]}"
-        stores.make_bucket(store_server, name)
-        yield f"s3://{name}", proxy

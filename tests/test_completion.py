@@ -10,7 +10,6 @@ import pytest
 from click.shell_completion import BashComplete
 
 from ctr.cli import main, make_commands
-from ctr.config.kinds import CONFIGS, config_keys
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -43,15 +42,6 @@ def test_what_is_completed(words, completed):
     *before, begun = words.split(" ")
     items = BashComplete(make_commands(), {}, "ctr", "_CTR_COMPLETE").get_completions(before, begun)
     assert sorted(item.value for item in items) == sorted(completed)
-
-
-def test_paths_are_completed_by_the_shell_and_keys_of_every_kind_are_known():
-    complete = BashComplete(make_commands(), {}, "ctr", "_CTR_COMPLETE")
-    for words in (["inspect"], ["train", "log", "--config"], ["evaluate", "a"]):
-        assert [item.type for item in complete.get_completions(words, "log")] == ["file"]
-    for kind in CONFIGS:
-        keys = config_keys(kind)
-        assert keys and not any("[" in key or "NAME" in key for key in keys)
 
 
 def test_bash_asks_the_command_and_puts_no_space_behind_a_key(root, tmp_path, capsys):

@@ -2,11 +2,9 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -83,26 +81,6 @@ def test_a_pod_is_the_worker_of_its_index(place, kubernetes):
         assert read_cluster(environment) == Cluster(index, names)
 
 
-def test_the_parts_of_the_job_fit_each_other(kubernetes):
-    service, policy, job = kubernetes
-    pod, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
-    workers = int(next(one["value"] for one in container["env"] if one["name"] == "WORKERS"))
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == workers
-    assert (job["spec"]["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
-    assert service["spec"]["clusterIP"] == "None" and service["spec"]["ports"][0]["port"] == 2222
-    # Only the workers reach the workers.
-    assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
-    workers_alone = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
-    assert policy["spec"]["podSelector"] == workers_alone["podSelector"]
-    assert policy["spec"]["ingress"] == [
-        {"from": [workers_alone], "ports": [{"protocol": "TCP", "port": service["spec"]["ports"][0]["port"]}]}
-    ]
-    fail, _ = job["spec"]["podFailurePolicy"]["rules"]
-    assert fail["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [1, 2]}
-
-
 SLURM = {
     "SLURM_JOB_NODELIST": "node[1-2]",
     "SLURM_JOB_ID": "123456",
@@ -140,44 +118,3 @@ def test_slurm_starts_again_what_lost_a_worker(place, root):
         (place / "calls").unlink(missing_ok=True)
         assert slurm(place, root, statuses) == status
         assert len(calls(place)) == started
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status", "started"), [((75,), 0, 3), ((1, 1), 1, 2), ((75,) * 9, None, 4)]
-)
-def test_ray_starts_again_what_lost_a_worker(place, root, monkeypatch, statuses, status, started):
-    class Trainer:
-        """Runs two workers one after the other, again while that is allowed."""
-
-        def __init__(self, work, train_loop_config, scaling_config, run_config):
-            assert scaling_config.num_workers == 2
-            self.work, self.config = work, train_loop_config
-            self.left = run_config.failure_config.max_failures
-
-        def fit(self):
-            while True:
-                try:
-                    values = [self.work(self.config) for _ in range(2)]
-                    return SimpleNamespace(return_value=values[0])
-                except RuntimeError:
-                    if not self.left:
-                        raise
-                    self.left -= 1
-
-    plain = dict.fromkeys(("ScalingConfig", "FailureConfig", "RunConfig"), SimpleNamespace)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(**plain))
-    monkeypatch.setitem(sys.modules, "ray.train.tensorflow", SimpleNamespace(TensorflowTrainer=Trainer))
-    monkeypatch.setattr(sys, "argv", ["ray_train.py", "2", "/logs/a", "--out", "/run"])
-    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.chdir(place)
-    (place / "statuses").write_text(json.dumps(statuses))
-    main = runpy.run_path(str(root / "examples/distributed/ray_train.py"))["main"]
-    if status is None:
-        with pytest.raises(RuntimeError, match="status 75"):
-            main()
-    else:
-        assert main() == status
-    assert len(calls(place)) == started
-    assert all(arguments == ["train", "/logs/a", "--out", "/run"] for arguments, _ in calls(place))
-    assert calls(place)[0][1]["OMP_NUM_THREADS"] == "8"

@@ -14,14 +14,14 @@ import yaml
 from command_tree import all_commands
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_shampoo_trains_a_model_of_tensorflow_recommenders(root, fresh_python, tmp_path):
     done = fresh_python(root / "examples" / "recommenders.py", cwd=tmp_path, path=root)
     first, *_, last = map(float, done.stdout.splitlines()[-1].rpartition(":")[2].split())
     assert last < 0.95 * first < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python, tmp_path):
     example = root / "examples" / "recommenders_bridge.py"
     done = fresh_python(example, tmp_path / "bridge", cwd=tmp_path, path=root)

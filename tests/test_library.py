@@ -5,22 +5,11 @@ from pathlib import Path
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.kept_values import read_values
 from ctr.serving.export import export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.follow import follow
-from ctr.training.loop import Process, train
+from ctr.training.loop import train
 from small_runs import LOGISTIC, draw_examples, publish
-
-
-def test_values_are_read_and_logs_followed_by_strings(tmp_path):
-    log, run = str(publish(tmp_path / "known", draw_examples().table())), str(tmp_path / "run")
-    assert read_values(log, {"user": [7]}) == read_values(Path(log), {"user": [7]}) == {"user": {}}
-    log, stopping = str(tmp_path / "log"), Process(stop=lambda: "SIGTERM")
-    assert follow(log, TrainConfig(), run, process=stopping) == follow(
-        Path(log), TrainConfig(), Path(run), process=stopping
-    )
 
 
 @pytest.mark.slow

@@ -80,13 +80,6 @@ def test_wrong_usage(capfd, words, reason):
     assert reason in line["message"] and "; Usage: ctr " in line["message"]
 
 
-def test_a_form_that_there_is_not(capfd):
-    for words in (["--log-format", "xml"], ["--log-format"]):
-        assert main(["inspect", "log", *words]) == 2
-        err = capfd.readouterr().err
-        assert ": error: " in err and "'--log-format'" in err
-
-
 def test_progress_is_a_line_a_minute(capfd):
     now = [0.0]
     with log_format("json"):

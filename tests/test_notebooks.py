@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_one_pass_and_one_comparison(root, fresh_python, tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     content = json.loads((root / "examples" / "notebooks" / "one_pass.ipynb").read_text())

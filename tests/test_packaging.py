@@ -1,13 +1,11 @@
 """The package runs from the root, as an editable install, from a wheel and from the sdist; it holds what runs."""
 
-import ast
 import os
 import re
 import shutil
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -45,25 +43,6 @@ def package_files(tree: Path) -> set[str]:
     }
 
 
-def python_files(root: Path) -> list[Path]:
-    folders = ("ctr", *ROOMS, "tests", "benchmarks", "examples", "docs")
-    return [
-        root / "setup.py",
-        *(path for folder in folders for path in sorted((root / folder).rglob("*.py"))),
-    ]
-
-
-def bare_imports(source: str, file: str = "") -> list[str]:
-    """The rooms that a module imports as if they were top-level packages."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(source, file)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.append(node.module)
-    return [name for name in names if name.partition(".")[0] in ROOMS]
-
-
 def build(fresh_python, tree: Path, target: Path) -> Path:
     """Builds a wheel of `tree` with what is installed here, without the network."""
     fresh_python("-m", "build", "--no-isolation", "--wheel", "--outdir", target, tree, cwd=target)
@@ -88,16 +67,6 @@ def sdist(checkout, fresh_python, tmp_path_factory):
     fresh_python("setup.py", "--quiet", "sdist", "--dist-dir", target, cwd=checkout)
     (archive,) = target.glob("*.tar.gz")
     return archive
-
-
-def test_nothing_imports_a_bare_room(root):
-    source = "import models\nfrom eval.metrics import auc\ndef late():\n    import numpy, optim.roots\n"
-    assert sorted(bare_imports(source)) == ["eval.metrics", "models", "optim.roots"]
-    assert bare_imports("from ctr import models\nfrom . import eval\nimport ctr.optim, evaluate\n") == []
-    files = python_files(root)
-    assert len(files) > len(ROOMS)
-    faults = {str(path.relative_to(root)): bare_imports(path.read_text(), str(path)) for path in files}
-    assert {path: names for path, names in faults.items() if names} == {}
 
 
 def test_eval_loads_no_tensorflow_and_sets_nothing_and_the_command_names_its_extra(
@@ -147,28 +116,6 @@ def test_everything_can_be_imported_beside_keras_3(fresh_python, tmp_path, root)
     fresh_python("-c", EVERYTHING_IN_KERAS_3, cwd=tmp_path, path=root)
 
 
-COMMANDS_IN_KERAS_3 = """
-import os, sys
-sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
-from ctr.cli import main
-small = ["--set", "model.crosses={layers: 1, rank: 2}", "--set", "model.deep.units=[4]", "--set", "batch.rows=64"]
-for command in (
-    ["simulate", "--out", "log", "--examples", "500"],
-    ["train", "log", "--out", "run", *small],
-    ["export", "run", "--out", "models"],
-    ["score", "models", "log", "--out", "scores.parquet"],
-):
-    assert main(command) == 0, command
-assert "TF_USE_LEGACY_KERAS" not in os.environ
-"""
-
-
-@pytest.mark.slow
-def test_commands_need_no_keras_2(fresh_python, tmp_path, root):
-    fresh_python("-c", COMMANDS_IN_KERAS_3, cwd=tmp_path, path=root)
-    assert (tmp_path / "scores.parquet").stat().st_size > 0
-
-
 # Keras 2 is an extra: what runs without it is the optimizer of Keras 3.
 OPTIMIZER_ALONE = """
 import re, sys, tomllib
@@ -199,6 +146,7 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
     assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
 
 
+@pytest.mark.slow
 def test_wheel_carries_the_package_and_nothing_else(checkout, wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -209,6 +157,7 @@ def test_wheel_carries_the_package_and_nothing_else(checkout, wheel):
     assert len(licenses) == 1
 
 
+@pytest.mark.slow
 def test_wheel_runs(wheel, fresh_python, tmp_path):
     target = tmp_path / "target"
     options = ("--no-deps", "--no-index", "--disable-pip-version-check")
@@ -231,6 +180,7 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     assert sorted(base) == ["numpy", "pydantic", "tensorflow", "threadpoolctl"]
 
 
+@pytest.mark.soak
 def test_sdist_builds_the_same_wheel(checkout, sdist, wheel, fresh_python, tmp_path):
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
@@ -246,6 +196,7 @@ def test_sdist_builds_the_same_wheel(checkout, sdist, wheel, fresh_python, tmp_p
         assert sorted(ours.namelist()) == sorted(direct.namelist())
 
 
+@pytest.mark.soak
 def test_editable_install_runs(copy_checkout, fresh_python, tmp_path):
     tree = copy_checkout(tmp_path / "checkout")
     home = tmp_path / "environment"
@@ -274,13 +225,3 @@ def test_the_oldest_environment_is_that_of_the_lowest_tensorflow_allowed(root):
     assert oldest["tensorflow"].startswith(f"{bound}.")
     differing = {name for name in oldest.keys() | newest.keys() if oldest.get(name) != newest.get(name)}
     assert differing <= {"keras", "tensorboard", "tensorflow", "tensorflow-serving-api", "tf-keras"}
-
-
-def test_a_tpu_vm_has_one_tensorflow_and_else_the_versions_of_the_oldest_environment(root):
-    """The files of tensorflow-tpu are those of tensorflow; a later libtpu ends the process that imports it."""
-    vm, oldest = versions(root, "tpu-vm"), versions(root, "oldest")
-    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
-    own = dict(line.split("==") for line in groups["tpu-vm"] if not line.startswith("tensorflow=="))
-    assert {name: vm.pop(name) for name in own} == own
-    assert own["tensorflow-tpu"] == oldest["tensorflow"]
-    assert "tensorflow" not in vm and vm.items() <= oldest.items()

@@ -64,16 +64,3 @@ def test_warnings_and_errors(monkeypatch, capfd):
     load_tensorflow()
     logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
-    config = tmp_path / "run.yaml"
-    config.write_text("batch: {rows: 16}\nmodel: {crosses: {layers: 0}, deep: {units: [4]}}\n")
-    train = ("train", str(log), "--config", str(config), "--out", str(tmp_path / "run"), "--json")
-    assert main((*train, "-v")) == 0
-    messages = [line.partition(" s] ")[2] for line in capfd.readouterr().err.splitlines()]
-    assert any(text.startswith("devices: ") and "matrix products in " in text for text in messages)
-    compilations = [text for text in messages if text.startswith("the step that learns: first run for ")]
-    assert compilations and all("rows and " in text for text in compilations)
-    assert f"wrote {tmp_path / 'run' / 'summary.json'}" in messages

@@ -4,7 +4,7 @@ A query never straddles two batches: the labels of its first impressions would l
 two, into the predictions of its last.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -120,7 +120,7 @@ def whole_query_batches(
         pending.append(block)
         waiting += len(block)
         if waiting > enough:
-            rows = yield from _pack_seam(pending, size, max_query_rows)
+            rows = join_rows(pending)
             packed = 0
             for batch in _pack(rows, size, max_query_rows, ended=False):
                 packed += len(batch.rows) + len(batch.rejects)
@@ -131,23 +131,6 @@ def whole_query_batches(
             enough = max(size.rows, 2 * waiting)
     if waiting:
         yield from _pack(join_rows(pending), size, max_query_rows, ended=True)
-
-
-def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) -> Generator[Batch, None, Rows]:
-    """Packs the waiting rows and as many of the last block as fit, which is not copied; returns the remaining rows."""
-    *before, block = pending
-    waited = sum(len(part) for part in before)
-    taken = min(len(block), size.rows + 1)
-    seam = join_rows([*before, block.slice(0, taken)])
-    packed = 0
-    for batch in _pack(seam, size, max_query_rows, ended=False) if waited else ():
-        packed += len(batch.rows) + len(batch.rejects)
-        yield batch
-        if packed >= waited:
-            break
-    if packed >= waited:
-        return block.slice(packed - waited, len(block))
-    return join_rows([seam.slice(packed, len(seam)), block.slice(taken, len(block))])
 
 
 def batches_within(

@@ -25,7 +25,6 @@ from ctr.io.errors import InputError
 
 TOP_IDS = 5
 _MOST_PERIODS = 48
-_PAUSES = 3
 _AT_ONCE = 2**20
 _SECOND = 1_000_000
 _PERIODS = [seconds * _SECOND for seconds in (1, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)]
@@ -122,7 +121,6 @@ class LogSummary:
     weighted_click_rate: float | None
     period: int  # length of the entries of ``over_time``, in microseconds; periods without rows are there too
     over_time: tuple[Period, ...]
-    pauses: tuple[Span, ...]  # the longest stretches between two queries, the longest first
     partitions: tuple[Partition, ...]
     gaps: tuple[Span, ...]  # spans between two partitions that no partition covers
     features: tuple[FeatureSummary, ...]
@@ -174,7 +172,6 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         weighted_click_rate=totals.clicked_weight / totals.weight if totals.weight else None,
         period=totals.period,
         over_time=totals.over_time() if shards else (),
-        pauses=tuple(totals.pauses),
         partitions=partitions,
         gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
         features=_with_values(log, tuple(totals.summaries())),
@@ -237,8 +234,6 @@ class _Pass:
         self._periods = np.zeros((2, (last - self._start) // self.period + 1), np.int64)  # rows and clicks
         self.rows = self.faulty = self.max_query_rows = self.ranked_queries = 0
         self.weight = self.clicked_weight = 0.0
-        self.pauses: list[Span] = []
-        self._last_time = np.zeros(0, np.int64)
 
     def add(self, every: Rows) -> None:
         """Adds rows of whole queries."""
@@ -268,12 +263,6 @@ class _Pass:
         sizes, clicks = np.diff(begins, append=len(rows)), np.add.reduceat(clicked.astype(np.int64), begins)
         self.max_query_rows = max(self.max_query_rows, int(sizes.max()))
         self.ranked_queries += int(np.count_nonzero((clicks > 0) & (clicks < sizes)))
-        times = np.concatenate([self._last_time, rows.query_time[begins]])
-        self._last_time = times[-1:]
-        steps = np.diff(times)
-        longest = np.argsort(-steps, kind="stable")[:_PAUSES]
-        self.pauses += [Span(*times[at : at + 2].tolist()) for at in longest if steps[at]]
-        self.pauses = sorted(self.pauses, key=lambda pause: (pause.start - pause.end, pause.start))[:_PAUSES]
 
     def over_time(self) -> tuple[Period, ...]:
         counts = self._periods.T.tolist()

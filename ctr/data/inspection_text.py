@@ -1,19 +1,15 @@
 """Text of ``ctr inspect``: the summary of a log, and warnings about it."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from datetime import timedelta
 
-from ctr.data.inspection import FeatureSummary, LogSummary, Period, Span, TopId
+from ctr.data.inspection import FeatureSummary, LogSummary, Span, TopId
 from ctr.data.times import format_time
-from ctr.eval.display import fingerprint
+from ctr.eval.display import aligned, fingerprint
 
 # From here on a warning is worth a line.
 SHARED = 0.1
 MISSING = 0.5
-JUMP = 2.0
-LONG_PAUSE = 0.05
-_EXPECTED_CLICKS = 100
-_MOST_JUMPS = 3
 _TOP_SHOWN = 3
 _MOST_NAMED = 5
 _YEAR_1980_US = 315_532_800_000_000
@@ -39,9 +35,7 @@ def _row_warnings(summary: LogSummary) -> Iterator[str]:
 
 
 def _time_warnings(summary: LogSummary) -> Iterator[str]:
-    if summary.first is None or summary.last is None:
-        return
-    if summary.first < _YEAR_1980_US:
+    if summary.first is not None and summary.first < _YEAR_1980_US:
         yield (
             f"the first row is from {_time(summary.first)}: seconds read as milliseconds, for example, give 1970"
         )
@@ -54,35 +48,6 @@ def _time_warnings(summary: LogSummary) -> Iterator[str]:
     empty = [part for part in summary.partitions if not part.rows]
     if empty:
         yield f"{_count(len(empty), 'partition')} without rows, the first one from {_time(empty[0].start)}"
-    if summary.pauses:
-        pause = summary.pauses[0]
-        share = (pause.end - pause.start) / max(summary.last - summary.first, 1)
-        if share > LONG_PAUSE and summary.queries > 1 / LONG_PAUSE:
-            yield f"no query for {_share(share)} of the time, {_span(pause)}"
-    yield from _jumps(summary.over_time)
-
-
-def _jumps(periods: Sequence[Period]) -> Iterator[str]:
-    rate = sum(period.clicks for period in periods) / max(sum(period.rows for period in periods), 1)
-    # Periods together until they have so many expected clicks that chance does not double their rate.
-    parts: list[Period] = []
-    rows = clicks = 0
-    start: int | None = None
-    for period in periods:
-        start = period.start if start is None and period.rows else start
-        rows, clicks = rows + period.rows, clicks + period.clicks
-        if start is not None and rows * rate >= _EXPECTED_CLICKS:
-            parts.append(Period(start, rows, clicks))
-            rows, clicks, start = 0, 0, None
-    jumps = []
-    for before, after in pairwise(parts):
-        old, new = before.clicks / before.rows, after.clicks / after.rows
-        if max(old, new) > JUMP * min(old, new):
-            jumps.append((after.start, old, new))
-    for start, old, new in jumps[:_MOST_JUMPS]:
-        yield f"the click rate changes from {_share(old)} to {_share(new)} at {_time(start)}"
-    if len(jumps) > _MOST_JUMPS:
-        yield f"{len(jumps) - _MOST_JUMPS} more such jumps of the click rate"
 
 
 def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
@@ -98,7 +63,7 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
     if colliding := sorted((f for f in hashed if f[0] > SHARED), key=lambda item: (-item[0], item[1])):
         # 1 - (1 - 1/m)^n is about n / m.
         worst = [
-            f"{name} {_share(shared)} (about 10% with {_rounded_up(10 * values):,} buckets)"
+            f"{name} {_share(shared)} (about 10% with {10 * values:,} buckets)"
             for shared, name, values in colliding[:_MOST_NAMED]
         ]
         more = f", and {len(colliding) - _MOST_NAMED} more" if len(colliding) > _MOST_NAMED else ""
@@ -107,11 +72,6 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
             f"another one: {', '.join(worst)}{more}; leave buckets out of the mapping, and each value has an id of its "
             "own"
         )
-
-
-def _rounded_up(number: int) -> int:
-    unit = 10 ** max(len(str(number)) - 2, 0)
-    return -(-number // unit) * unit
 
 
 def inspection_text(summary: LogSummary) -> str:
@@ -123,16 +83,16 @@ def inspection_text(summary: LogSummary) -> str:
     ]
     if len(summary.over_time) > 1:
         rows = [
-            (_time(p.start), f"{p.rows:,}", f"{p.clicks:,}", _share(p.clicks / p.rows) if p.rows else "-")
+            [_time(p.start), f"{p.rows:,}", f"{p.clicks:,}", _share(p.clicks / p.rows) if p.rows else "-"]
             for p in summary.over_time
         ]
-        table = _table([("from", "rows", "clicks", "rate"), *rows], 1)
+        table = aligned([["from", "rows", "clicks", "rate"], *rows])
         lines += ["", f"every {_duration(summary.period)}", *table]
-    lines += ["", *_table([_FEATURE_HEAD, *map(_feature_cells, summary.features)], 3)]
+    lines += ["", *aligned([_FEATURE_HEAD, *map(_feature_cells, summary.features)])]
     if any(not feature.exact for feature in summary.features):
         lines.append("  ~ estimated: more ids than stay in memory; the number of ids to about 1%")
     lines += ["", "top ids: share of all values (click rate)"]
-    lines += _table([(feature.name, _top(feature)) for feature in summary.features], 2)
+    lines += [f"  {feature.name}  {_top(feature)}" for feature in summary.features]
     warnings = log_warnings(summary)
     if warnings:
         lines += ["", *(f"warning: {warning}" for warning in warnings)]
@@ -163,9 +123,6 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
             f"{_count(len(summary.gaps), 'gap')} between them",
         )
     yield "files", f"{_count(summary.shards, 'shard')}, {summary.bytes / 1e6:,.1f} MB"
-    if summary.pauses:
-        pause = summary.pauses[0]
-        yield "pauses", f"the longest one {_duration(pause.end - pause.start)}, {_span(pause)}"
     if summary.labels:
         yield "further labels", ", ".join(summary.labels)
     for sidecar in summary.sidecars:
@@ -179,13 +136,13 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
         yield "counters", ", ".join(counters)
 
 
-_FEATURE_HEAD = (
+_FEATURE_HEAD = [
     "feature", "kind", "tower", "width", "buckets", "ids", "missing", "values/row", "shared buckets",
-)  # fmt: skip
+]  # fmt: skip
 
 
-def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
-    return (
+def _feature_cells(feature: FeatureSummary) -> list[str]:
+    return [
         feature.name,
         feature.kind,
         feature.tower,
@@ -195,7 +152,7 @@ def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
         _share(feature.missing),
         "" if feature.values_per_row is None else f"{feature.values_per_row:.1f}",
         "" if feature.shared is None else _share(feature.shared),
-    )
+    ]
 
 
 def _top(feature: FeatureSummary) -> str:
@@ -206,18 +163,6 @@ def _top(feature: FeatureSummary) -> str:
 
     shown = feature.top[:_TOP_SHOWN]
     return ", ".join(f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in shown)
-
-
-def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        padded = enumerate(zip(row, widths, strict=True))
-        cells = [
-            cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in padded
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
 
 
 def _count(count: int, word: str) -> str:
@@ -239,18 +184,5 @@ def _span(span: Span) -> str:
     return f"{_time(span.start)} to {_time(span.end)}"
 
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
 def _duration(length_us: int) -> str:
-    """Formats a duration in its two largest units, such as ``2 d 5 h``."""
-    seconds = round(length_us / 1_000_000)
-    if not seconds:
-        return f"{length_us / 1_000_000:g} s"
-    first = next(index for index, (unit, _) in enumerate(_UNITS) if seconds >= unit)
-    parts = []
-    for unit, name in _UNITS[first : first + 2]:
-        if seconds >= unit:
-            parts.append(f"{seconds // unit} {name}")
-        seconds %= unit
-    return " ".join(parts)
+    return str(timedelta(microseconds=length_us))

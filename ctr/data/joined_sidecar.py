@@ -5,7 +5,7 @@ in the partition of its query_time, since example_ids need be unique only within
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,11 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.log import Manifest, published_partitions, read_manifests, read_schema
-from ctr.data.reader import Rows, rows_of_table
-from ctr.data.shards import read_shard
+from ctr.data.log import Manifest, published_partitions, read_manifests
+from ctr.data.reader import Rows
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, read_sidecar_partition, sidecar_folder
-from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 
 FOUND = "found"
@@ -33,11 +31,11 @@ class _Partition:
         self._next = 0
         self._are_distinct = False
 
-    def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
+    def find(self, example_id: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
-            return slice(begin, end), np.ones(len(example_id), bool)
+            return np.arange(begin, end), np.ones(len(example_id), bool)
         if not self._are_distinct:
             distinct, counts = np.unique(self.example_id, return_counts=True)
             if (counts > 1).any():
@@ -151,13 +149,8 @@ class JoinedSidecar:
                 continue
             places, there = partition.find(example_id[begin:end])
             present[begin:end] = there
-            if there.all():
-                for name, column in partition.columns.items():
-                    result[name][begin:end] = column[places]
-            elif there.any():
-                assert isinstance(places, np.ndarray)
-                for name, column in partition.columns.items():
-                    result[name][begin:end][there] = column[places[there]]
+            for name, column in partition.columns.items():
+                result[name][begin:end][there] = column[places[there]]
         return {**result, FOUND: present}
 
 
@@ -178,33 +171,3 @@ class MissingValues:
     def describe(self) -> str:
         places = ", ".join(f"example_id {example} (row {row} of the log)" for example, row in self.first)
         return f"no value for {self.missing} of {self.rows} rows, first: {places}"
-
-
-def count_missing(
-    log: Path,
-    manifests: Sequence[Manifest],
-    sidecar: JoinedSidecar,
-    column: str,
-    time_range: TimeRange | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> MissingValues:
-    """Counts the rows of a log, not necessarily the sidecar's, that have no finite value in a column of floats.
-
-    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
-    """
-    schema = read_schema(log)
-    selected = {manifest.name for manifest in manifests}
-    missing, position = MissingValues(), 0
-    for manifest in read_manifests(log):
-        for entry in manifest.shards if manifest.name in selected else ():
-            block = rows_of_table(read_shard(log, entry, schema), schema, position)
-            wanted = block.fault == 0
-            if time_range is not None:
-                wanted &= time_range.contains(block.query_time)
-            missing.add(block, wanted, sidecar.at(block.query_time, block.example_id)[column])
-            position += entry.rows
-            if progress is not None:
-                progress(entry.rows)
-        if manifest.name not in selected:
-            position += manifest.rows
-    return missing

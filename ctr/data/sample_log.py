@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
-from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.joined_sidecar import JoinedSidecar, MissingValues
 from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.sampling import LowVisibility, SamplingConfig, Strata, condition_names, decide
@@ -35,6 +35,7 @@ from ctr.data.sidecar import (
     sidecar_folder,
     write_sidecar_partition,
 )
+from ctr.data.stream import TEACHER_LOGIT, Selection, read_selection
 from ctr.data.times import format_time
 from ctr.io.errors import InputError, joined
 from ctr.io.files import create_exclusively
@@ -183,9 +184,10 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     strata, progress = Strata(config.salt), progress or (lambda count: None)
     source = _Source(log, schema, manifests, config, teacher, low_visibility, stratum, strata, progress)
     if teacher is not None:
-        selected = _selected(source)
-        source.progress(sum(m.rows for m in manifests) - sum(m.rows for m in selected))
-        missing = count_missing(log, selected, teacher, "logit", config.time_range, source.progress)
+        missing = MissingValues()
+        for rows in read_selection(log, schema, manifests, Selection(config.time_range, teacher=teacher)):
+            missing.add(rows, rows.fault == 0, rows.joined[TEACHER_LOGIT])
+            source.progress(len(rows))
         if missing.missing:
             raise InputError(f"teacher {recorded.teacher} has {missing.describe()}")
     return source
@@ -266,9 +268,10 @@ def write_decisions(
     """Writes the decisions on all rows of a log as the sidecar ``name``.
 
     Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool). ``progress``
-    is called with the number of rows read since its last call; all rows are read once, and once more if a teacher's
-    recordings are checked first. Raises InputError: the name is taken by another configuration or another kind of
-    sidecar; the teacher lacks values; an unknown feature or value; nothing inside the time range; a damaged log.
+    is called with the number of rows read since its last call; all rows are read once, and those in the time range
+    once more if a teacher's recordings are checked first. Raises InputError: the name is taken by another
+    configuration or another kind of sidecar; the teacher lacks values; an unknown feature or value; nothing inside the
+    time range; a damaged log.
     """
     folder = _check_name(log, name)
     _check_salt(log, config)

@@ -54,7 +54,6 @@ class _Folder:
     def __init__(self, address: str) -> None:
         self.address, self._path = address, Path(address)
         self._store: Any = None
-        self._skipped: set[str] = set()
         match = _ADDRESS.fullmatch(address)
         if match is None:
             if wrong := (f"{address}: {_ALLOWED}" if address_fault(address) else directory_fault(self._path)):
@@ -82,37 +81,13 @@ class _Folder:
             files = _files(self._path) if self._path.is_dir() else ()
             stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
-        items = self._list(self._folder.rstrip("/"))
+        items = self._store.list(self._folder.rstrip("/") or None).collect()
         objects = {item["path"].removeprefix(self._folder): item for item in items}
         # Some tools make an object for a folder.
         folders = {str(folder) for name in objects for folder in PurePosixPath(name).parents}
         listing = {name: item for name, item in objects.items() if name not in folders}
         # Some stores list a tag without the quotes that it has elsewhere.
         return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in listing.items()}
-
-    def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
-        import obstore
-        from obstore.exceptions import InvalidPathError
-
-        try:
-            yield from obstore.list(self._store, folder or None, offset=offset).collect()
-        except InvalidPathError as error:
-            # obstore refuses a whole listing with such a key: then folder by folder, and what comes after the key.
-            key = re.findall(r'[Pp]ath "(.*?)"(?: contained|: Encountered)', str(error), re.DOTALL)[0]
-            parts = key.split("/")
-            wrong = [index for index, part in enumerate(parts) if part in ("", ".", "..")]
-            if not wrong:
-                raise InputError(f"{self.address}: no file can have the key {key}; delete it") from None
-            if key not in self._skipped:
-                log.warning("%s: skipped %s, and what sorts before it in its folder", self.address, key)
-            self._skipped.add(key)
-            if "/".join(parts[: wrong[0]]) == folder:
-                yield from self._list(folder, "/".join([*parts[: wrong[0]], f"{parts[wrong[0]]}0"]))
-                return
-            here = obstore.list_with_delimiter(self._store, folder or None)
-            yield from here["objects"]
-            for below in here["common_prefixes"]:
-                yield from self._list(below)
 
     def etag(self, name: str, tag: str) -> str:
         """Returns the tag that S3 would give to a local file put by ``write``; for an object, its own tag."""

@@ -53,16 +53,7 @@ def test_limits_and_state_that_is_copied():
     assert checks.in_place_faults(["a"], 2, aliases) == []
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "Shampoo",
-        *(
-            pytest.param(k, marks=pytest.mark.slow)
-            for k in ("ranking, distillation, constraints", "defaults")
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["Shampoo", "ranking, distillation, constraints", "defaults"])
 def test_the_parameters_of_a_lowered_step_are_named(kind):
     built = kinds.build(kinds.KINDS[kind], reference.TINY, kinds.SMALL)
     lowered = built.lowered()

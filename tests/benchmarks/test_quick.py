@@ -18,7 +18,6 @@ CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search
 STUDIES = (
     *CAMPAIGNS,
     "curvatures",
-    "digits",
     "placement",
     "scale_model",
     "histories",
@@ -105,6 +104,7 @@ def test_documented_options_are_there():
             assert plain in known or option in own, f"{name}.py --{option}"
 
 
+@pytest.mark.slow
 def test_what_benchmarks_take_of_the_package_is_there():
     missing = []
     for path in (ROOT / "benchmarks").rglob("*.py"):

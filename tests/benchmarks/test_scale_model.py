@@ -1,20 +1,11 @@
 """The model of scale against sums by hand, published figures and draws; and the fit of the costs that it takes."""
 
-import math
-from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
-
-import growth
 import numpy as np
 import pytest
 import reference
 import scale_model as scale
 
 pytestmark = pytest.mark.soak
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +39,6 @@ def test_operator_parallelism_of_the_thesis(collectives):
     assert round(1e3 * seconds) == 221
 
 
-def test_the_reference_model():
-    """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
-    shapes = scale.dense_shapes()
-    crosses = 3 * (2 * 416 * 64 + 416)
-    layers = 417 * 1024 + 1025 * 512 + 513 * 256 + 257
-    assert sum(map(math.prod, shapes)) == crosses + layers == 1_244_385
-    assert scale.flops_per_example([(10, 4), (4,), (4, 1)]) == 6 * 44
-    assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
-
-
 def test_distinct_rows_are_those_of_draws():
     size = reference.Size(features=3, buckets=50)
     random = np.random.default_rng(0)
@@ -66,52 +47,3 @@ def test_distinct_rows_are_those_of_draws():
     assert scale.distinct(40, size) == pytest.approx(mean, rel=0.01)
     assert scale.distinct(1, size) == pytest.approx(3)
     assert scale.distinct(1e9, size) == pytest.approx(150)
-
-
-def test_a_step_by_hand(monkeypatch):
-    """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
-    monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
-    monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
-    monkeypatch.setattr(scale, "shampoo_shares", lambda workers: (6.0 / workers, 40 * workers))
-    network = scale.Network("by hand", 1000, 1, "ring")
-    compute = scale.Compute(fixed=5, rate=12, cores=3)
-    found = scale.step(network, compute, 2, batch=10)
-    assert found == scale.Step(
-        compute=5 + 10 * 24 / 12,
-        shampoo=1.0,
-        dense=2000 + 24,
-        rows=2 * (1000 + 3400),
-        directions=1000 + 40,
-    )
-    assert found.communication == 2024 + 8800 + 1040 and found.seconds == found.communication + 26
-    alone = scale.step(network, compute, 1, batch=10)
-    assert alone == scale.Step(25, 2.0, 0, 0, 0)
-    # Four workers in groups of two divide blocks as two do, and reduce and exchange as four.
-    grouped = scale.step(network, scale.Compute(5, 12, 3, group=2), 4, batch=10)
-    assert (grouped.shampoo, grouped.directions) == (found.shampoo, found.directions)
-    assert grouped.dense == 6000 + 36
-    # Both read and plan the 20 rows of the batch, a second slower than they step.
-    for slow in ("read", "plan"):
-        seconds = {slow: (found.seconds + 1) / 20}
-        waiting = scale.step(network, replace(compute, **seconds), 2, batch=10)
-        assert waiting == replace(found, reading=pytest.approx(1.0))
-
-
-def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
-    plot = tmp_path / "scale.svg"
-    found = scale.measure(plot=plot)
-    assert len(found) == 8
-    first = found["10 Gbit Ethernet, 4096 examples for each worker"]
-    assert list(first["workers"]) == [str(workers) for workers in scale.WORKERS]
-    assert first["workers"]["1"]["compute_ms"] == pytest.approx(58.6)
-    # The plot of the documentation shows the same.
-    texts = [
-        [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
-        for file in (plot, ROOT / "docs" / "images" / "scale.svg")
-    ]
-    assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
-
-
-def test_the_exponent_of_growth():
-    values = {10: 5e4 / 10**0.7, 100: 5e4 / 100**0.7, 1000: 5e4 / 1000**0.7}
-    assert growth.exponent(values) == pytest.approx(0.7) and growth.exponent({10: 1.0}) is None

@@ -149,12 +149,6 @@ def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, r
         assert contents(again) == contents(found[done + 1 :])
 
 
-def test_batches_that_grow_reach_a_thousand_rows_long_before_their_share_of_the_rows_has():
-    size = BatchSize(4096, growth=1 / 4096, first=1, origin=9)
-    rows = (46_340, 185_359, 185_360, 370_719, 370_720, 8_388_607, 8_388_608)
-    assert [size.at(9 + before) for before in rows] == [16, 64, 256, 256, 1024, 1024, 2048]
-
-
 def test_a_worked_example():
     rows = make_rows([2, 2, 1, 7, 3, 3], frozenset({1, 4, 15, 16, 17}))
     batches = list(whole_query_batches([rows], batch_rows=5, max_query_rows=7))
@@ -180,20 +174,6 @@ def test_a_query_that_is_too_large_is_a_batch_of_rejects(block):
     # The same query is let through when it may be that large.
     allowed = list(whole_query_batches([rows], batch_rows=4, max_query_rows=9))
     assert [(batch.end, len(batch.rows)) for batch in allowed] == [(3, 3), (5, 2), (14, 8), (15, 1)]
-
-
-def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch):
-    copied, concatenate = [], np.concatenate
-
-    def counting(*arguments, **keywords):
-        copied.append(len(joined := concatenate(*arguments, **keywords)))
-        return joined
-
-    blocks = cut(make_rows([4000]), list(range(0, 4000, 5)))
-    monkeypatch.setattr(np, "concatenate", counting)
-    assert [batch.end for batch in whole_query_batches(blocks, batch_rows=10, max_query_rows=4000)] == [4000]
-    # Some dozen columns, each copied a few times over; joined at every block it would be 400 times over.
-    assert sum(copied) < 4000 * 100
 
 
 # ---------------------------------------------------------------- a second log beside the first

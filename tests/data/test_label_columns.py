@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.inspection import inspect_log
-from ctr.data.inspection_text import inspection_text
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import write_sampled_log
@@ -50,15 +48,6 @@ def test_a_sampled_log_keeps_the_labels_of_its_rows(log, tmp_path):
     places = np.searchsorted(before.example_id, after.example_id)
     for name in LABELS:
         np.testing.assert_array_equal(after.joined[f"label:{name}"], before.joined[f"label:{name}"][places])
-
-
-def test_an_inspection_names_them(log):
-    summary = inspect_log(log)
-    assert summary.labels == ("sale", "lead")
-    assert any(
-        line.split() == ["further", "labels", "sale,", "lead"]
-        for line in inspection_text(summary).splitlines()
-    )
 
 
 def test_other_labels_are_another_log(log):

@@ -97,13 +97,6 @@ def test_rows_are_counted_over_all_shards_and_partitions(tmp_path_factory, queri
     assert sum(manifest.pages.get("sessions", 0) for manifest in manifests) == sum(one[1] for one in several)
 
 
-def test_small_pages_are_told_apart_and_large_ones_by_their_order_of_size():
-    ids = [1 + sum(edge <= size for edge in FEATURE.edges()) for size in range(1, 2000)]
-    assert ids[:5] == [1, 2, 3, 4, 5] and max(ids) + 1 == FEATURE.buckets == 20
-    changes = [size for size in range(2, 2000) if ids[size - 1] != ids[size - 2]]
-    assert all(1.3 < after / before < 1.5 for before, after in pairwise(changes[5:]))
-
-
 @pytest.mark.parametrize(
     ("sizes", "lasting", "is_on"),
     [

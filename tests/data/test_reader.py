@@ -131,13 +131,6 @@ def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(column, bad,
             assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", expected, ""], value
 
 
-def test_the_first_of_several_faults_counts():
-    rows = rows_of_table(with_fifth(label=9, train_weight=-1, metric_weight=-1, a=10), SCHEMA, 0)
-    assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", LABEL, ""]
-    rows = rows_of_table(with_fifth(train_weight=-1, metric_weight=-1, a=10), SCHEMA, 0)
-    assert FAULTS[rows.fault[4]] == TRAIN
-
-
 def test_beside_ids_that_grow_those_with_buckets_lie_within_them():
     # Some are 0 or 1 in their low 32 bits.
     for value in (8, -1, 2**32, -(2**32) + 1, 2**63 - 1, -(2**63)):
@@ -145,27 +138,6 @@ def test_beside_ids_that_grow_those_with_buckets_lie_within_them():
             assert np.flatnonzero(rows_of_table(outside, MIXED, 0).fault).tolist() == [4]
         for inside in (with_fifth(MIXED, a=value), with_fifth(MIXED, m=[value, 0])):
             assert not rows_of_table(inside, MIXED, 0).fault.any()
-
-
-@BOTH
-def test_of_many_rows_those_with_ids_outside_are_marked(schema):
-    count, wrong = 20_000, [0, 4095, 4096, 12_345, 19_999]
-    ids = np.tile(np.array([9, 3], schema.id_type), (count, 1))
-    ids[wrong, [0, 1, 0, 1, 0]] = [10, 4, -1, -(2**31), 2**31 - 1]
-    table = hashed_rows(schema, count, ids=pack_ids(ids), m=[[]] * count, n=[[]] * count)
-    rows = rows_of_table(table, schema, 0)
-    if schema is MIXED:
-        wrong = [4095, 12_345]
-    assert np.flatnonzero(rows.fault).tolist() == wrong
-    assert {FAULTS[code] for code in rows.fault[wrong]} == {OUTSIDE}
-
-
-def test_features_of_one_kind_only():
-    single, multivalent = SCHEMA.only(["a"]), SCHEMA.only(["m"])
-    rows = rows_of_table(hashed_rows(single, 4, ids=pack_ids(np.full((4, 1), 3, np.int32))), single, 0)
-    assert (rows.ids.tolist(), dict(rows.multivalent)) == ([[3]] * 4, {})
-    rows = rows_of_table(hashed_rows(SCHEMA, 4).drop_columns(["ids"]), multivalent, 0)
-    assert rows.ids.shape == (4, 0) and not rows.fault.any()
 
 
 @BOTH

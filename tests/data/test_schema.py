@@ -18,7 +18,6 @@ OTHER = {"kind": "category", "name": "b", "source": "t"}
 TEXT = {"kind": "text", "name": "t", "source": "t"}
 LIST = {"kind": "category", "name": "m", "source": "m", "multivalent": True}
 NUMBER = {"kind": "number", "name": "n", "source": "s"}
-STEP = {"low": 0, "high": 0.3, "size": 0.1}
 
 
 def cross(name: str, *of: str, **more: Any) -> dict[str, Any]:
@@ -122,11 +121,6 @@ def test_log_edges_rise_to_the_maximum(per_octave: int, maximum: float, signed: 
     assert edges[-1] <= maximum < edges[-1] * 2 ** (1 / per_octave) * (1 + 1e-9)
     assert number.buckets == len(edges) + 2
     assert (edges[0] == -edges[-1]) if signed else (edges[0] == 0)
-
-
-def test_a_vocabulary_has_ids_for_missing_and_others_and_steps_reach_high() -> None:
-    schema = make({**CATEGORY, "vocabulary": ["x", "y"]}, {**NUMBER, "source": "x", "step": STEP})
-    assert (schema.by_name["a"].buckets, schema.by_name["n"].buckets) == (4, 4 + 2)
 
 
 DERIVE = {

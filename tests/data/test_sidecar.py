@@ -13,26 +13,21 @@ from hypothesis import strategies as st
 
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data import joined_sidecar
 from ctr.data.event_mapping import EventTeacher
 from ctr.data.features import Category
-from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import Manifest, create_log, read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,
-    align_sidecar,
     list_sidecars,
     read_sidecar_partition,
     write_sidecar_partition,
 )
-from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
-from ctr.training.config import TrainConfig
-from ctr.training.run.predictions import check_record
 from hashed_rows import hashed_rows
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
@@ -154,16 +149,6 @@ def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
     refused(lacks, read_sidecar_partition, log, "teacher", publish(log, 3, []))
 
 
-def test_alignment_by_example_id() -> None:
-    table, wanted = table_of(IDS), np.array([29, 0, 7])
-    assert align_sidecar(table, IDS, "truth").equals(table)
-    for source in (table, table.take(np.random.default_rng(0).permutation(30))):
-        assert align_sidecar(source, wanted, "truth").equals(table_of(wanted))
-    refused("truth: has no row for example_id 30", align_sidecar, table, np.array([3, 30]), "truth")
-    refused("truth: has no row for example_id 1", align_sidecar, table_of([]), np.array([1]), "truth")
-    assert align_sidecar(table_of([]), np.array([], np.int64), "truth").num_rows == 0
-
-
 def hash_of_all(folder: Path, until: int = 2**62) -> str:
     """From the definition: names and contents of the manifests that begin before ``until``."""
     digest = hashlib.sha256()
@@ -188,24 +173,6 @@ def test_the_hash_of_what_was_read_grows_with_it(tmp_path: Path) -> None:
     for time in (0, 1, 100, 101, 250, 250, 1, 301, 2**62):
         assert running.until(time) == SidecarHash(log, "truth").until(time) == hash_of_all(folder, time)
     assert len({running.until(time) for time in (0, 1, 101, 201, 301)}) == 5
-
-
-def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
-    for number in (0, 2, 3):
-        publish_both(log, number)
-    read = running.until()
-    first, second, _ = sorted(folder.glob("*.json"))
-    first.write_bytes(first.read_bytes() + b" ")
-    # It was read as it was; whoever reads it now sees what it is.
-    assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
-    second.unlink()
-    assert running.until() == hash_of_all(folder)
-    publish_both(log, 1)
-    assert running.until() == hash_of_all(folder)
-    (folder / "notes.json").write_text("{}")
-    refused(r"notes\.json: not the name of a manifest \(START-END\.json\)", running.until)
 
 
 # ---------------------------------------------------------------- joined
@@ -242,26 +209,6 @@ def test_any_rows_in_any_blocks(tmp_path_factory, data):
         asked = sorted(data.draw(rows), key=lambda row: row[0])
         times, ids = np.array(asked, np.int64).reshape(-1, 2).T
         check(sidecar.at(times, ids), ids, [(time // STEP, number) in known for time, number in asked])
-
-
-def test_each_partition_is_read_once_and_then_forgotten(log, monkeypatch):
-    reads = []
-    read = joined_sidecar.read_sidecar_partition
-
-    def counted(folder, name, partition):
-        reads.append(partition.start // STEP)
-        return read(folder, name, partition)
-
-    monkeypatch.setattr(joined_sidecar, "read_sidecar_partition", counted)
-    sidecar = JoinedSidecar(log, "teacher", COLUMNS)
-    assert str(sidecar) == f"sidecar teacher of {log}"
-    for row in range(30):
-        sidecar.at(TIMES[row : row + 1], IDS[row : row + 1])
-    # The last block needed only partition 2: the others are gone.
-    sidecar.at(TIMES[25:], IDS[25:])
-    assert reads == [0, 1, 2]
-    sidecar.at(TIMES[8:12], IDS[8:12])
-    assert reads == [0, 1, 2, 0, 1]
 
 
 def test_a_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):
@@ -309,41 +256,6 @@ def test_columns_are_numbers_and_the_same_in_every_partition(tmp_path):
     refused("has no column logit; it has other", JoinedSidecar, folder, "short", ["logit"])
 
 
-def test_rows_without_a_value_are_counted_and_named_by_their_place_in_the_whole_log(log, tmp_path):
-    student, seen = tmp_path / "student", []
-    for partition in range(3):
-        ids = np.arange(10) + 10 * partition
-        # The second has examples that the teacher does not know.
-        ids[3:9] += 1000 * (partition == 1)
-        publish(student, partition, ids, shard_rows=4)
-    sidecar = JoinedSidecar(log, "teacher", ["logit"])
-    manifests = read_manifests(student)
-    missing = count_missing(student, manifests, sidecar, "logit", progress=seen.append)
-    assert (missing.rows, missing.missing, sum(seen)) == (30, 6, 30)
-    assert missing.first == [(1013 + k, 13 + k) for k in range(5)]
-    assert missing.describe().startswith(
-        "no value for 6 of 30 rows, first: example_id 1013 (row 13 of the log), example_id 1014 (row 14 of "
-    )
-    part = count_missing(student, manifests[1:2], sidecar, "logit")
-    assert (part.rows, part.missing, part.first[0]) == (10, 6, (1013, 13))
-    # Rows outside the time range are passed over.
-    until = parse_model(TimeRange, {"end": "1970-01-01T00:00:00.000105"}, "test")
-    part = count_missing(student, manifests, sidecar, "logit", until)
-    assert (part.rows, part.missing) == (15, 2)
-    for folder, some in ((log, read_manifests(log)), (student, [])):
-        whole = count_missing(folder, some, sidecar, "logit")
-        assert (whole.missing, whole.first) == (0, [])
-
-
-def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(tmp_path):
-    folder, weights = tmp_path / "log", [1, 1, 1, -1, np.nan, 1]
-    manifest = publish(folder, 0, np.arange(6), train_weight=weights, label=[0, 1, 0, 0, 0, 7])
-    write(folder, manifest, np.arange(6), "t", logit=[0.5, np.nan, np.inf, np.nan, np.nan, np.nan])
-    missing = count_missing(folder, [manifest], JoinedSidecar(folder, "t", ["logit"]), "logit")
-    assert (missing.rows, missing.missing) == (3, 2)
-    assert [place[0] for place in missing.first] == [1, 2]
-
-
 @pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])
 def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
     """An ingest would take it for its own, and delete it or add to it."""
@@ -362,19 +274,3 @@ def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path
         parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert not Path("log/sidecars").exists()
-
-
-def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
-    # Of a recording that was killed before its first manifest, and of a sampling that was killed before that.
-    for name, file in (("teacher", "0-100.parquet"), ("half", "sampling.yaml")):
-        Path("log/sidecars", name).mkdir(parents=True)
-        Path("log/sidecars", name, file).touch()
-    assert main(["sample", "log", "--name", "teacher", "--set", "non_click_rate=0.5"]) == 1
-    assert "teacher holds something other than sampling decisions" in capfd.readouterr().err
-    # Also of a run that is finished, and may have recorded before.
-    Path("run").mkdir()
-    Path("run/summary.json").touch()
-    with pytest.raises(InputError, match="half already exists, from a sampling; use another name"):
-        check_record(Path("log"), TrainConfig(), Path("run"), "half")

@@ -4,29 +4,26 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from apache_beam.utils.timestamp import Timestamp
 from target import FEATURES, Parse, Prepare, Target, in_place, put, require_usable
 
 import event_files
 import raw_logs
 import small_runs
 from ctr.config import parse_model
-from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import read_manifests, read_schema, schema_bytes
-from ctr.data.mapping import Mapping, load_format
-from ctr.data.reader import rows_of_table
+from ctr.data.mapping import Mapping
+from ctr.data.reader import read_rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from ctr.pipelines.events import tables
-from ctr.pipelines.events.kafka import _Gather
 from ctr.pipelines.events.read import Unit, read_unit, split_units
 from ctr.pipelines.tables.ingest import ingest
 
@@ -96,7 +93,9 @@ def _seal_part(pattern: str, **moved: str) -> Any:
 
 def _read_sidecar(log: Path) -> None:
     manifests = read_manifests(log)
-    count_missing(log, manifests, JoinedSidecar(log, "teacher", ["logit"], manifests), "logit")
+    sidecar = JoinedSidecar(log, "teacher", ["logit"], manifests)
+    for rows in read_rows(log, read_schema(log), manifests):
+        sidecar.at(rows.query_time, rows.example_id)
 
 
 def _schema_seeds(folder: Path) -> list[bytes]:
@@ -133,70 +132,13 @@ def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
         assert len([json.loads(line) for line in file.read_text().split("\n")[:-1]]) == result.rejected
 
 
-def _table_input(suffix: str, name: str = "") -> tuple[Prepare, Parse]:
-    """A table of rows, or the side table beside it."""
-    changed = name or f"rows.{suffix}"
-
+def _table_input(suffix: str) -> tuple[Prepare, Parse]:
     def prepare(folder: Path) -> list[bytes]:
-        raw_logs.write_rows(folder / "tables", raw_logs.make_rows(12), suffix)
-        return [(folder / "tables" / changed).read_bytes()]
+        return [raw_logs.write_rows(folder / "tables", raw_logs.make_rows(12), suffix).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        put(folder / "tables" / changed, content)
-        mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
-        _ingested(folder, mapping, folder / f"tables/rows.{suffix}")
-
-    return prepare, parse
-
-
-_CRITEO = "".join(
-    "\t".join([one, *"125", *[""] * 10, *(f"{n:08x}" for n in range(26))]) + "\n" for one in "010"
-)
-_AVAZU = (
-    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,"
-    "device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n"
-    "7,1,14102113,1,0,a,b,c,d,e,f,g,h,i,1,2,3,4,5,6,7,8,-1,9\n"
-    f"18446744073709551000,0,14102112,1,1{',x' * 19}\n"
-)
-_BANDIT = (
-    ",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user_feature_2,"
-    "user_feature_3,user-item_affinity_0\n0,2019-11-24 00:00:17.004101+00:00,1,2,0,0.1,a,b,c,d,0.0\n"
-    "1,2019-11-24 00:00:18+00:00,7,3,1,0.1,a,b,c,e,0.0\n"
-)
-_MOVIE = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
-_USER = "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"
-_RATING = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
-FORMATS: dict[str, dict[str, str]] = {
-    "criteo": {"train.txt": _CRITEO},
-    "avazu": {"train.csv": _AVAZU},
-    "movielens": {
-        "x.inter": f"{_RATING}1\t10\t4\t900000000\n2\t10\t3\t900000000\n1\t11\t3.5\t900001800\n1\t12\t5\t900003601\n",
-        "x.item": f'{_MOVIE}10\tA "Film"\t1995\tDrama Comedy\n11\tB\t1996\tDrama\n',
-        "x.user": f"{_USER}1\t24\tM\tcook\t85711\n",
-    },
-    "open_bandit": {
-        "all.csv": _BANDIT,
-        "item_context.csv": ",item_id,item_feature_0,item_feature_1,item_feature_2,item_feature_3\n0,1,-0.5,x,y,z\n",
-    },
-    "mind": {
-        "behaviors.tsv": "2\tU1\t11/12/2019 2:14:46 PM\tN1 N9\tN1-0 N2-1\n1\tU2\t11/9/2019 6:42:51 AM\t\tN8-0\n",
-        "news.tsv": 'N1\tnews\tworld\tOne "two"\t\thttp://x\t[{"WikidataId": "Q1"}]\t[]\n'
-        "N2\tsports\tgolf\tTwo\tthree\thttp://x\t\t[]\n",
-    },
-}
-
-
-def _format(name: str, changed: str) -> tuple[Prepare, Parse]:
-    files = FORMATS[name]
-
-    def prepare(folder: Path) -> list[bytes]:
-        for file, text in files.items():
-            put(folder / name / file, text.encode())
-        return [files[changed].encode()]
-
-    def parse(folder: Path, content: bytes) -> None:
-        put(folder / name / changed, content)
-        _ingested(folder, load_format(name), folder / name / next(iter(files)))
+        path = put(folder / f"tables/rows.{suffix}", content)
+        _ingested(folder, raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}), path)
 
     return prepare, parse
 
@@ -230,23 +172,6 @@ def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
     return _event_seeds(kind, form), parse
 
 
-def _kafka(kind: Any) -> tuple[Prepare, Parse]:
-    def parse(folder: Path, content: bytes) -> None:
-        mapping = event_files.mapping("jsonl", impressions={"topic": "i"}, clicks={"topic": "c"})
-        gather = _Gather(mapping, kind)
-        gather.start_bundle()
-        values = [*content.split(b"\n"), content, None]
-        for offset, value in enumerate(values):
-            record = SimpleNamespace(value=value, topic="t", partition=0, offset=offset)
-            assert not list(gather.process(record, Timestamp(1)))
-        found = [chunk.value.chunk for chunk in gather.finish_bundle()]
-        assert sum(chunk.count for chunk in found) == len(values) - 1, "a record is lost"
-        for chunk in found:
-            _require_events(mapping, kind, chunk)
-
-    return _event_seeds(kind, "jsonl"), parse
-
-
 KINDS = ("impressions", "clicks")
 TARGETS = {
     "schema": Target("json", _schema_seeds, _parse_schema),
@@ -269,16 +194,9 @@ TARGETS = {
         }.items()
         for suffix in suffixes
     },
-    "side table": Target("text", *_table_input("csv", "shops.csv")),
-    **{
-        f"{name} {file}": Target("text", *_format(name, file))
-        for name, files in FORMATS.items()
-        for file in files
-    },
     **{
         f"{kind} {form}": Target(form, *_events(form, kind))
         for kind in KINDS
         for form in ("jsonl", "parquet")
     },
-    **{f"kafka {kind}": Target("jsonl", *_kafka(kind)) for kind in KINDS},
 }

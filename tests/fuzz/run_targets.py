@@ -18,19 +18,14 @@ import model_cases
 import run_directories
 from ctr.eval import run_files
 from ctr.eval.prediction_difference import pair_predictions
-from ctr.eval.report import render_report
 from ctr.eval.report.runs import show_runs
 from ctr.eval.run_comparison import compare_runs
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
 from ctr.serving.export import publish
 from ctr.serving.metadata import EXTRA, FILE
 from ctr.serving.scorer import Scorer
-from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
-from ctr.training.run.directory import read_warm_start
-from ctr.training.warm_start.start import InitFrom, warm_start
 
 # ---------------------------------------------------------------- what a run keeps
 
@@ -55,28 +50,6 @@ def _seal_checkpoint(folder: Path, path: Path) -> None:
 def _read_checkpoint(folder: Path) -> None:
     arrays, _ = checkpoint.read(folder)
     assert all(array.dtype != object for array in arrays.values())
-
-
-def _launch_seeds(folder: Path) -> list[bytes]:
-    put(folder / "begun/config.yaml", b"seed: 1\n")
-    entry = {"part": "feature", "name": "user", "status": "taken", "optimizer": "fresh", "why": "buckets"}
-    content = {
-        "run": str((folder / "old").resolve()),
-        "checkpoint": 100,
-        "checkpoint_sha256": "a" * 64,
-        "begins_at": {"log": 100, "learned": 90, "constraint_logs": {"random": 3}},
-        "table": [entry, {**entry, "part": "ramp", "optimizer": None}],
-    }
-    return [json.dumps(content, indent=1).encode()]
-
-
-def _parse_launch(folder: Path, content: bytes) -> None:
-    """As of a run that is asked for again: nothing else of it is read then."""
-    put(folder / "begun/init_from.json", content)
-    begun = read_warm_start(folder / "begun")
-    require_finite(begun)
-    json.dumps(begun, allow_nan=False)
-    warm_start(folder / "log", TrainConfig(), folder / "begun", InitFrom(folder / "old"))
 
 
 # ---------------------------------------------------------------- runs and experiments
@@ -144,29 +117,6 @@ def _run_file(name: str) -> Target:
     return Target(RUN_FILES[name], *in_place(run_folder, name, read))
 
 
-def _reported(run: Path) -> list[Path]:
-    return [run / name for name, form in RUN_FILES.items() if form in ("json", "jsonl", "yaml")]
-
-
-def _report_seeds(folder: Path) -> list[bytes]:
-    """The files of a run in one."""
-    return [b"\0".join(path.read_bytes() for path in _reported(run_folder(folder)))]
-
-
-def _parse_report(folder: Path, content: bytes) -> None:
-    run = run_folder(folder)
-    before = [path.read_bytes() for path in _reported(run)]
-    try:
-        for path, text in zip(_reported(run), content.split(b"\0"), strict=False):
-            path.write_bytes(text)
-        page = render_report([run])
-        page.encode()
-        assert "<script" not in page
-    finally:
-        for path, text in zip(_reported(run), before, strict=True):
-            path.write_bytes(text)
-
-
 def _experiment(folder: Path) -> Path:
     target = folder / "experiment"
     if not target.exists():
@@ -185,16 +135,6 @@ def _experiment(folder: Path) -> Path:
 def _write_experiment(target: Path) -> None:
     write_experiment(target).encode("utf-8", "surrogateescape")
     require_finite(json.loads((target / "result.json").read_text()))
-
-
-def _evaluate_seeds(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(run_folder(folder).glob("predictions/*"))]
-
-
-def _parse_evaluate(folder: Path, content: bytes) -> None:
-    for group in find_row_groups([put(folder / "predictions.parquet", content)]):
-        rows = gather(list(read_row_group(group)))
-        assert np.isfinite(rows["logit"]).all() and np.isfinite(rows["weight"]).all()
 
 
 # ---------------------------------------------------------------- exported models
@@ -217,15 +157,9 @@ TARGETS = {
         f"checkpoint {name}": Target(
             form, *in_place(_checkpoints, f"*/{name}", _read_checkpoint, _seal_checkpoint)
         )
-        for name, form in (("arrays.npz", "npz"), ("state.json", "json"))
+        for name, form in (("arrays.npz", "bytes"), ("state.json", "json"))
     },
-    "launch": Target("json", _launch_seeds, _parse_launch),
     **{f"run {name}": _run_file(name) for name in RUN_FILES},
-    "report": Target("text", _report_seeds, _parse_report, slow=True),
-    **{
-        f"experiment {name}": Target("json", *in_place(_experiment, name, _write_experiment), slow=True)
-        for name in ("plan.json", "costs.json")
-    },
-    "evaluated predictions": Target("parquet", _evaluate_seeds, _parse_evaluate),
+    "experiment": Target("json", *in_place(_experiment, "plan.json", _write_experiment), slow=True),
     "export": Target("json", *in_place(_export, f"{EXTRA}/{FILE}", _read_export), slow=True),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-EXECUTIONS, MORE_EXECUTIONS = 4, 12
+EXECUTIONS = 8
 
 
 def run(root: Path, out: Path, executions: int, *options: str) -> list[dict[str, Any]]:
@@ -29,22 +29,16 @@ def run(root: Path, out: Path, executions: int, *options: str) -> list[dict[str,
     return found
 
 
-@pytest.mark.slow
-def test_no_parser_fails_in_another_way_than_it_should(root, tmp_path):
-    found = run(root, tmp_path, EXECUTIONS)
-    assert len(found) > 45
-    # Neither is all of it accepted, nor all of it refused.
-    refused = sum(outcome["refused"] for outcome in found)
-    assert 0 < refused < sum(outcome["executions"] for outcome in found) - len(found)
+pytestmark = pytest.mark.soak
 
 
-@pytest.mark.soak
-def test_more_inputs_and_what_takes_longer(root, tmp_path):
-    run(root, tmp_path / "quick", MORE_EXECUTIONS, "--seed=2")
-    assert len(run(root, tmp_path / "slow", MORE_EXECUTIONS, "--slow")) >= 4
+@pytest.mark.parametrize("options", [(), ("--slow",)], ids=["quick", "slow"])
+def test_no_parser_fails_in_another_way_than_it_should(options, root, tmp_path):
+    found = run(root, tmp_path, EXECUTIONS, *options)
+    # Some of it is refused, and not only the broken ones are looked at.
+    assert sum(outcome["refused"] for outcome in found) and sum(outcome["accepted"] for outcome in found)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(24 * 3600)
 def test_other_inputs_for_as_long_as_wanted(root, tmp_path):
     """A turn in which a parser fails is the last; its inputs are kept in the folder that the message names."""

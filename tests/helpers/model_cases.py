@@ -1,6 +1,5 @@
 """Raw rows with features of every kind, models of every kind, and a run whose ids grow."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -365,12 +364,3 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-
-
-def contents(folder: Path, but: Sequence[str] = (".lock",)) -> dict[str, bytes]:
-    """The bytes of all files below a folder."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in but
-    }

@@ -107,13 +107,3 @@ def test_a_shortage_or_a_disk_that_fails_is_not_taken_for_damage(failure):
             found = read_arrays(Failing(content.getvalue()))
     assert found["a"].tolist() == list(range(9))
     assert last > 5
-
-
-def test_archives_that_are_refused():
-    good = array("'<f8'", "(1,)", bytes(8))
-    for file, words in (
-        (io.BytesIO(b"no archive"), "pickle"),
-        (io.BytesIO(pack({"a.npy": good}).getvalue()[:-20]), "zip"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            read_arrays(file)

@@ -1,6 +1,5 @@
 """Compiled loops on disk: the same bits, nothing that was damaged or is another machine's, and nothing left behind."""
 
-import json
 import logging
 import os
 import re
@@ -12,7 +11,6 @@ import pytest
 
 from ctr.io.compiled_loops import keep_compiled_loops
 from ctr.io.errors import InputError
-from small_runs import INTERVALS, draw_examples, publish
 
 # Compiles one loop; with an argument, on a processor of another description.
 PROCESS = r"""
@@ -59,10 +57,9 @@ def kept(cache: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.slow
 def test_later_processes_load_what_is_whole_and_of_this_machine(cache, root):
-    compiled = output(start("", root))
-    assert re.fullmatch(r"[0-9a-f]{64}\n", compiled)
     both = [start(cache, root), start(cache, root)]
-    assert [output(process) for process in both] == [compiled, compiled]
+    compiled, again = map(output, both)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", compiled) and again == compiled
     for folder in (cache, cache / "loops"):
         assert folder.stat().st_mode & 0o777 == 0o700
     first = kept(cache)
@@ -154,22 +151,3 @@ def test_an_address_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^s3://bucket: is an address"):
         keep_compiled_loops.__wrapped__()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_has_the_same_bits_with_loops_compiled_or_loaded(cache, tmp_path, root):
-    table, summaries, stores = draw_examples(300).table(), {}, []
-    for name, folder in (("compiled", ""), ("stored", cache), ("loaded", cache)):
-        run = tmp_path / name
-        for intervals in (INTERVALS[:1], INTERVALS[1:2]):
-            publish(tmp_path / f"{name}-log", table, intervals)
-            command = [sys.executable, "-m", "ctr", "-q", "train", tmp_path / f"{name}-log", "--out", run]
-            environment = {**os.environ, "PYTHONPATH": str(root), "CTR_CACHE": str(folder)}
-            sets = ["--set", "model.deep.units=[4]", "--set", "batch.rows=64"]
-            subprocess.run([*command, *sets], env=environment, cwd=root, check=True)
-        summaries[name] = json.loads((run / "summary.json").read_text())
-        assert json.loads((run / "environment.json").read_text())["variables"] == {}
-        stores.append(kept(cache) if folder else {})
-    for key in ("predictions_sha256", "weights_sha256", "examples"):
-        assert len({summary[key] for summary in summaries.values()}) == 1
-    assert stores[1] == stores[2] != {}

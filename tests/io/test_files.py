@@ -29,10 +29,7 @@ from ctr.io.files import (
     address_fault,
     check_local,
     create_exclusively,
-    is_partial,
     is_temporary,
-    make_folder,
-    remove_temporaries,
     version_number,
     versions,
     write_atomic,
@@ -96,12 +93,6 @@ def test_content_is_durable_before_its_name_and_the_name_afterwards(tmp_path, ev
     assert events == ["content", "name file", f"folder {tmp_path.name}"]
 
 
-def test_new_folders_are_durable_too(tmp_path, events):
-    for _ in range(2):
-        make_folder(tmp_path / "a" / "b")
-        assert events == [f"folder {tmp_path.name}", "folder a"]
-
-
 DIES_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
@@ -127,34 +118,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write_and_nothing_els
     (tmp_path / "file.partial-0123456789abcdef").symlink_to("elsewhere")
     write_atomic_bytes(tmp_path / "other", b"content")
     assert names(tmp_path) == ["file", "file.partial-0123456789abcdef", "other", *others]
-
-
-def test_what_is_being_written_stays(tmp_path):
-    """A lock belongs to an open file: it keeps out this process as it does others."""
-
-    def write(file):
-        file.write(b"content")
-        remove_temporaries(tmp_path)
-        assert len(names(tmp_path)) == 1
-
-    write_atomic(tmp_path / "file", write)
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monkeypatch):
-    """Of threads that make one folder, each may find it absent and then there."""
-    folder = tmp_path / "a"
-    folder.mkdir()
-    answers = iter([False])
-    is_dir = Path.is_dir
-    monkeypatch.setattr(Path, "is_dir", lambda path: next(answers, True) if path == folder else is_dir(path))
-    make_folder(folder)
-
-
-def test_what_the_name_of_an_incomplete_version_is():
-    partial = ("7.partial", "0012.partial")
-    others = ("7", "7.5.partial", "-7.partial", "7.partial.partial", ".partial", "", "model.partial")
-    assert {name for name in (*partial, *others) if is_partial(name)} == set(partial)
 
 
 def test_versions_come_in_the_order_of_their_numbers(tmp_path):

@@ -52,12 +52,6 @@ def test_all_that_python_writes_is_an_object_a_line(capsys, monkeypatch):
     assert statuses == [1, None, None, None, None, None]
 
 
-def test_text_stays_text(capsys):
-    with log_format("text"):
-        say("error: wrong", "wrong", logging.ERROR, exit_status=1)
-    assert capsys.readouterr().err == "error: wrong\n"
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -79,6 +79,7 @@ def test_a_socket_of_a_process_or_of_its_child_is_seen():
     shell.communicate()
 
 
+@pytest.mark.slow
 def test_joins_of_events_and_evaluations(ctr):
     """What Beam runs, or once ran, in this process."""
     event_files.write_events(Path("events"), event_files.draw_events(150), files=4)
@@ -92,7 +93,7 @@ def test_joins_of_events_and_evaluations(ctr):
     assert logs[0] == logs[1] == logs[2] != {}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_other_command(ctr):
     model = write_yaml("model.yaml", MODEL)
     ctr("simulate", "--examples", 4000, "--out", "log")
@@ -119,4 +120,3 @@ def test_every_other_command(ctr):
     ctr("ingest", "table", "table.csv", "--mapping", table, "--out", "table")
     ctr("history", "table", "--out", "histories.parquet")
     ctr("quickstart", "table.csv", "--out", "quick", "--label", "click", "--time", "time=s")
-    ctr("demo", "--out", "demo", "--examples", 2000)

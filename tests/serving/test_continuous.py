@@ -4,7 +4,6 @@ Also of a run whose ids grow, and of one that skips steps.
 """
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.snapshot import read_snapshot
 from model_cases import GROWING, draw_raw, flip, packed_table, saved_variables
-from numerical_faults import injected
 
 LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}
 # AdaGrad alone; batches of 48 rows, so that the first positions past 100 and 200 are 144 and 240.
@@ -197,7 +195,7 @@ def growing_log(publish_rows, tmp_path_factory):
     return publish_rows(tmp_path_factory.mktemp("growing") / "log", table, GROWING)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_where_ids_grow_a_resumed_run_and_its_checkpoint_give_the_same_models(growing_log, tmp_path):
     run, resumed = tmp_path / "run", tmp_path / "resumed"
     train(growing_log, configured(**GROWN), run, exporter=export_from_run)
@@ -209,27 +207,3 @@ def test_where_ids_grow_a_resumed_run_and_its_checkpoint_give_the_same_models(gr
     assert models(resumed) == models(run)
     export_run(run, tmp_path / "other" / "exports")
     assert models(tmp_path / "other") == models(run)[-1:]
-
-
-def stopping(limit: int) -> TrainConfig:
-    changes = {"checkpoint": {"every_examples": 10**6}, "export": {"every_examples": 150, "keep": 9}}
-    return configured(**changes, max_skipped_steps=limit)
-
-
-def reported(run: Path) -> dict[int, tuple[int, str]]:
-    """Of each export how many examples it has learned from, and its weights."""
-    found = {int(path.name): read_metadata(path) for path in versions(run / "exports")}
-    return {
-        position: (content["position"]["trained_examples"], content["weights"])
-        for position, content in found.items()
-    }
-
-
-@pytest.mark.soak
-def test_none_is_made_while_steps_are_skipped(log, tmp_path):
-    run = tmp_path / "run"
-    with injected(dict.fromkeys(range(144, 288), math.inf)):
-        summary = train(log, stopping(9), run, exporter=export_from_run)
-    assert summary["skipped_steps"] == 3
-    # That of row 192 is left out; no other one takes its place.
-    assert list(reported(run)) == [336, 480]

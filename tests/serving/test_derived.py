@@ -14,7 +14,6 @@ from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
-from ctr.serving.signatures import describe_requests
 from model_cases import make_case
 
 FEATURES = [
@@ -121,24 +120,6 @@ def test_nothing_derived_is_asked_of_the_caller_and_what_he_has_to_bring_is_told
     assert set(requests["derived"]) == set(DERIVE)
     assert requests["derived"]["block"] == "whole periods of 12h between 1970-01-01 00:00 UTC and time_us"
     assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "readers"]
-
-
-def test_inputs_are_described_as_the_functions_take_them_when_others_are_left_out():
-    # Types and names are those beside all columns of the log: a copy of sizes is read as text, and "a b" does not take
-    # the name of another column.
-    features = [
-        {"name": "n", "kind": "number", "source": "size", "boundaries": [0]},
-        {"name": "c", "kind": "category", "source": "text", "buckets": 9},
-        {"name": "a", "kind": "category", "source": "a b", "buckets": 9},
-        {"name": "b", "kind": "category", "source": "a_b", "buckets": 9},
-    ]
-    schema = parse_model(Schema, {"features": features, "derive": {"text": {"from": "size"}}}, "test")
-    described = describe_requests(schema, schema.only(["n", "a"]))["inputs"]
-    assert {name: (one["column"], one["dtype"]) for name, one in described.items()} == {
-        "size": ("size", "string"),
-        "a_b_": ("a b", "string"),
-    }
-    assert [one["features"] for one in described.values()] == [["n"], ["a"]]
 
 
 def test_other_ways_to_say_a_time(made):

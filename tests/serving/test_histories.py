@@ -32,6 +32,7 @@ MODEL = {"crosses": {"layers": 1, "rank": 3}, "deep": {"units": [8]}, "prior": 0
 ROWS = 60
 
 
+@pytest.mark.slow
 def test_predictions_are_the_trainers(tmp_path):
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 6, ROWS)
@@ -69,7 +70,7 @@ def write_listens(path, rows=4000, days=6):
     pq.write_table(pa.table(columns), path)
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.slow
 def test_listens_are_held_out_by_day(tmp_path, capsys):
     write_listens(tmp_path / "listens.parquet")
     log, run, scores = (str(tmp_path / name) for name in ("log", "run", "scores.parquet"))

@@ -16,7 +16,7 @@ from small_runs import labeled
 LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
 
 
-@pytest.fixture(scope="module", params=["all experts", "ensemble", "attention"])
+@pytest.fixture(scope="module", params=["all experts", pytest.param("ensemble", marks=pytest.mark.slow)])
 def model(request, tmp_path_factory):
     """A model and its export; names of labels that end as those of layers do."""
     folder = tmp_path_factory.mktemp("labels")

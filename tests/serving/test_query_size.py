@@ -16,7 +16,6 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.shards import read_shard
-from ctr.experiments.measure import Operations
 from ctr.io.errors import InputError
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
@@ -124,6 +123,7 @@ def test_scores_of_logs_with_and_without_labels_are_the_runs(made, run):
         check(pd.read_parquet(out).set_index("example_id")["logit"], run.part, 1e-5)
 
 
+@pytest.mark.slow
 def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
     scorer = Scorer(run.model)
     asked = made.rows[made.rows["example"].isin(run.part.index)]
@@ -153,13 +153,14 @@ def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
     check(pd.Series(last, rows.example_id), expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_an_export_asks_for_it_by_its_name(run):
     metadata = json.loads((run.model / "assets.extra" / "ctr.json").read_text())
     request = metadata["requests"]["inputs"]["query_size"]
     assert request["dtype"] == "float32" and "rows of its query" in request["meaning"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_page_is_context_and_no_part_of_quality(made):
     for number, chosen in enumerate((None, ["place"])):
         model = {**SMALL, "factorized": {"width": 4, "ui_features": chosen}}
@@ -178,7 +179,7 @@ def test_a_page_is_context_and_no_part_of_quality(made):
         train(made.log, configured(model=model), made.folder / "no-tower")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_runs_begin_from_runs_without_it_and_go_on_without_it(made):
     folder, off = made.folder / "begun", {**SMALL, "query_size": False}
     early = {"time_range": {"end": "2020-09-13T13:00:00Z"}, "model": off}
@@ -189,12 +190,3 @@ def test_runs_begin_from_runs_without_it_and_go_on_without_it(made):
     table = json.loads((made.folder / "warm" / "init_from.json").read_text())["table"]
     status = {one["name"]: (one["status"], one["why"]) for one in table if one["part"] == "feature"}
     assert status["query_size"] == ("fresh", "the old run has none") and status["user"][0] == "taken"
-
-
-def test_operations_of_both_are_counted(made):
-    count = Operations(made.log)
-    without, with_it, narrow = (
-        count(configured(model={**SMALL, "experts": ["network"], **changes}))["embedding_parameters"]
-        for changes in ({"query_size": False}, {}, {"widths": {"query_size": 0}})
-    )
-    assert with_it - without == 20 * (8 + 1) and narrow - without == 20

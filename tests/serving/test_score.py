@@ -267,19 +267,3 @@ class TestRefusals:
             assert words in error and len(error.splitlines()) == 1
         assert shard.read_bytes() == before
         assert "models: neither an exported model" in error_line(capfd, "log")
-
-
-@pytest.mark.slow
-def test_export_says_what_it_made(make_rows_log, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    make_rows_log(tmp_path / "log", 60)
-    Path("run.yaml").write_text("{batch: {rows: 32}, model: {crosses: {layers: 0}, deep: {units: []}}}")
-    assert main(["train", "log", "--config", "run.yaml", "--out", "run"]) == 0
-    capfd.readouterr()
-    assert main(["export", "run", "--out", "models"]) == 0
-    assert capfd.readouterr().out == "models/60\n"
-    assert main(["export", "run", "--out", "models", "--json"]) == 0
-    again = json.loads(capfd.readouterr().out)
-    assert (again["model"], again["made"], again["position"]["examples"]) == ("models/60", False, 60)
-    assert main(["export", "run", "--out", "models", "--checkpoint", "7"]) == 1
-    assert capfd.readouterr().err == "error: run/checkpoints: there is no checkpoint 7; there are 60\n"

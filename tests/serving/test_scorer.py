@@ -177,21 +177,6 @@ def test_a_cache_gives_what_was_computed_and_forgets_the_oldest(capacity, calls)
             expected = OrderedDict((key, None) for key in expected if key in kept)
 
 
-def test_a_failing_computation_leaves_a_cache_as_it_was():
-    cache = RowCache(2, [2])
-    cache.get([1], lambda places: np.array([[1, -1]], np.float32))
-
-    def fail(places):
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        cache.get([1, 2], fail)
-    assert len(cache) == 1
-    np.testing.assert_array_equal(cache.get([1], fail), [[1, -1]])
-    with pytest.raises(ValueError, match="capacity: 0 is not allowed"):
-        RowCache(0, [2])
-
-
 def refused(path, words):
     with pytest.raises(InputError, match=words) as refusal:
         Scorer(path)

@@ -1,7 +1,5 @@
 """Functions of an export: what their inputs are called, the rows that ids have in them, and what they are made of."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,10 +8,9 @@ from hypothesis import strategies as st
 
 from ctr.data.ids.graph import row_numbers
 from ctr.data.reader import rows_of_table
-from ctr.data.schema import Schema
 from ctr.io.hashing import splitmix64
 from ctr.models.rows import FeatureRows, TableLayout
-from ctr.serving.signatures import _growing_rows, _splitmix64, input_names, serving_signatures
+from ctr.serving.signatures import _growing_rows, _splitmix64, input_names
 from ctr.training.run.snapshot import LAST_KEY
 from model_cases import packed_ids
 
@@ -45,24 +42,6 @@ def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
     assert made["all"].numpy().tolist() == [" ".join(columns).encode()]
 
 
-def test_a_column_has_one_name_in_all_functions(case):
-    """Also where only one of the towers reads another column whose name would be the same."""
-    snapshot = case("factorized").snapshot
-    renamed = {"price": "a b", "size": "a-b"}
-    features = [
-        feature.model_copy(update={"source": renamed[feature.name]}) if feature.name in renamed else feature
-        for feature in snapshot.schema.features
-    ]
-    signatures = serving_signatures(replace(snapshot, schema=Schema(features=tuple(features))))
-    names = {
-        name: {v: k for k, v in signatures[name].sources.items()} for name in ("predict", "quality", "ui")
-    }
-    assert {names["predict"]["a b"], names["predict"]["a-b"]} == {"a_b", "a_b_"}
-    for tower in ("quality", "ui"):
-        assert names[tower].items() <= names["predict"].items()
-    assert "a-b" not in names["quality"]
-
-
 FEATURES = (
     FeatureRows("bucketed", 7, 4, "quality", 0),
     FeatureRows("a", 4, 4, "quality", 1, growing=True),
@@ -92,18 +71,6 @@ def test_an_id_has_the_row_of_its_key_or_a_shared_one(known, asked):
             assert found[row, column] == (offset if value == 0 else expected)
 
 
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, 5), max_size=60))
-@example([0] * 50 + [7] + [0] * 50)
-@example([1] * 200)
-def test_the_row_of_each_value(lengths):
-    lists = tf.RaggedTensor.from_row_lengths(tf.zeros([sum(lengths)]), tf.constant(lengths, tf.int32))
-    numbers = row_numbers(lists)
-    assert numbers.dtype == tf.int32
-    np.testing.assert_array_equal(numbers, np.repeat(np.arange(len(lengths)), lengths))
-    np.testing.assert_array_equal(row_numbers(lists.with_row_splits_dtype(tf.int64)), numbers)
-
-
 @pytest.mark.parametrize("lengths", [[2, 5], [1, 1], [0, 9, 3]])
 def test_lengths_that_do_not_fit_the_values_stay_within_them(lengths):
     """A server is sent anything: each value belongs to a row that does not end before it, as a search finds it."""
@@ -112,7 +79,7 @@ def test_lengths_that_do_not_fit_the_values_stay_within_them(lengths):
     np.testing.assert_array_equal(row_numbers(lists), found)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(case, exported):
     """Other formats have no search among ids, either."""

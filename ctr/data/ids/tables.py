@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +23,6 @@ from ctr.data.value_arrays import offsets_of, places_of
 from ctr.io.errors import InputError, listed
 
 Lists = tuple[np.ndarray, np.ndarray]  # of a multivalent feature: ids, flat, and lengths int32 of each row
-
-_SAMPLED = 1024  # rows of a number that show whether its values recur
 
 
 @dataclass(frozen=True)
@@ -140,16 +137,6 @@ class _Column:
         )
 
 
-def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Column:
-    """Makes the ids of numbers, float32 [N]; computes each distinct value once where values recur."""
-    some = values[:_SAMPLED]
-    if len(np.unique(some)) * 2 > len(some):
-        return _Column(ids.of_values(arrow, feature, values))
-    codes, distinct = pd.factorize(values)
-    # The code of a missing value is -1.
-    return _Column(ids.of_values(arrow, feature, np.append(distinct, np.float32(np.nan))), codes)
-
-
 def _vector_column(ids: FeatureIds, feature: Vector, column: pa.ChunkedArray) -> _Column:
     kind = column.type
     if pa.types.is_null(kind):
@@ -205,7 +192,7 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
             sources[feature.source] = pa.chunked_array([nothing])
         column = column_of(sources, feature, feature.source)
         if isinstance(feature, Number):
-            columns[feature.name] = _number_column(ids, feature, _float_column(feature, column))
+            columns[feature.name] = _Column(ids.of_values(arrow, feature, _float_column(feature, column)))
         elif isinstance(feature, Vector):
             columns[feature.name] = _vector_column(ids, feature, column)
         else:

@@ -1,4 +1,4 @@
-"""The three ways of making ids agree with each other, with a table of ids, and with formulas in plain Python.
+"""Ingestion and the graph make the same ids, which are those of a table and of formulas in plain Python.
 
 Columns of tables of all types become ids, and rows of a shard; others are refused.
 """
@@ -30,7 +30,6 @@ from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64, fingerprints_of
 from ctr.pipelines.tables.examples import Verdict, add_derived, check_numbers
 from ctr.pipelines.tables.input_files import Chunk
-from plain_ids import Operations, RowIds
 
 Ids = dict[str, list[Any]]
 
@@ -82,9 +81,8 @@ def check_ingestion(schema: Schema, columns: Mapping[str, Any], expected: Ids) -
 
 
 def all_ways(schema: Schema, columns: Mapping[str, Any]) -> Ids:
-    """The ids of each way, once they are known to be the same."""
+    """The ids of the graph, once those of ingestion are known to be the same."""
     ids = from_tensors(transform_tensors(schema, as_tensors(columns)))
-    assert RowIds(schema)(columns) == ids
     check_ingestion(schema, columns, ids)
     return ids
 
@@ -183,7 +181,7 @@ def test_ids_are_those_of_the_first_logs() -> None:
 
 def test_the_one_value_whose_fingerprint_says_missing_has_the_next_id() -> None:
     prints = np.array([0, 1, 2**64 - 1], np.uint64)
-    for operations, some in ((arrow, prints), (graph, tf.constant(prints)), (Operations(), prints.tolist())):
+    for operations, some in ((arrow, prints), (graph, tf.constant(prints))):
         ids = np.asarray(ids_of_prints(operations, some, [None]))
         assert ids.dtype == np.int64 and ids.tolist() == [1, 1, -1]
 
@@ -223,13 +221,6 @@ EVERY = make_schema(
         "block": {"from": "time", "every": "12h"},
     },
 )  # fmt: skip
-EVERY_IN_GRAPH = tf.function(
-    lambda raw: transform_tensors(EVERY, raw),
-    input_signature=[
-        {name: tf.TensorSpec([None], {"text": tf.string, "number": tf.float32, "time": tf.int64}[kind])
-         for name, kind in EVERY.inputs.items()}
-    ],
-)  # fmt: skip
 NUMBERS = ["", "12", "12.0", "-0.0", "007.0", " 1e3\u00a0", "\v3", "\t+4.50\n", "true", "inf", "-Infinity", "\u0131nf",
            "1.5.0", "-1.250,5", "3,25", " 12.000.000", "9007199254740993", "-9223372036854775808", "1e-40",
            "1e39"]  # fmt: skip
@@ -259,38 +250,14 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**columns, "n": numbers[0], "time_us": numbers[1]}
 
 
-@settings(max_examples=25)
-@given(st.lists(ROW, min_size=1, max_size=4))
+@settings(max_examples=8)
+@given(st.lists(ROW, min_size=1, max_size=12))
 @example([{**dict.fromkeys("avmt", LETTERS), "n": -0.0, "time_us": 0}])
 def test_all_ways_make_the_same_ids(rows: list[dict[str, Any]]) -> None:
-    columns = columns_of(rows)
-    ids = from_tensors(EVERY_IN_GRAPH(as_tensors(columns)))
-    assert RowIds(EVERY)(columns) == ids
-    check_ingestion(EVERY, columns, ids)
+    all_ways(EVERY, columns_of(rows))
 
 
-@settings(max_examples=15)
-@given(st.lists(st.fixed_dictionaries(dict.fromkeys("avmt", st.binary(max_size=9))), min_size=1, max_size=3))
-@example([dict.fromkeys("avmt", b"ab\xff\xfe 1.0 \xc3|\xf0\x9f.0")])
-def test_bytes_that_are_no_utf8_have_ids_too(rows: list[dict[str, bytes]]) -> None:
-    columns = columns_of([{**row, "n": 0.0, "time_us": 0} for row in rows])
-    assert RowIds(EVERY)(columns) == from_tensors(EVERY_IN_GRAPH(as_tensors(columns)))
-
-
-@settings(max_examples=15)
-@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.just(2**53 + 1), min_size=1))
-@example([-(2**63), 2**63 - 1])
-def test_integers_are_their_decimal_text(values: list[int]) -> None:
-    schema = make_schema(
-        {"name": "c", "kind": "category", "source": "x"},
-        {"name": "b", "kind": "category", "source": "x", "buckets": 9},
-    )
-    expected = all_ways(schema, {"x": list(map(str, values))})
-    assert from_table(schema, {"x": pa.array(values, pa.int64())}) == expected
-    assert from_tensors(transform_tensors(schema, {"x": tf.constant(values, tf.int64)})) == expected
-
-
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(st.lists(st.lists(st.none() | ITEMS, max_size=5), min_size=1))
 def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -> None:
     feature = {"kind": "category", "source": "m", "multivalent": True, "separator": "|", "max_values": 3}
@@ -311,13 +278,6 @@ def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -
         assert rest == {name: ids[1:] for name, ids in expected.items()}
     ragged = tf.ragged.constant(texts, tf.string, ragged_rank=1)
     assert from_tensors(transform_tensors(schema, {**as_tensors(other), "m": ragged})) == expected
-
-
-@pytest.mark.parametrize("values", [[[{"x": 1}], []], [[b"a"], None]])
-def test_lists_of_neither_text_nor_numbers_are_refused(values: list[Any]) -> None:
-    feature = {"kind": "category", "name": "m", "source": "m", "multivalent": True, "separator": "|"}
-    with pytest.raises(InputError, match="reads strings, numbers and booleans"):
-        transform_table(make_schema(feature), pa.table({"m": values}))
 
 
 @settings(max_examples=25)
@@ -366,13 +326,12 @@ def test_text_matches_a_plain_tokeniser(texts: list[str], sizes: tuple[Any, Any,
     }
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", "lt_LT.UTF-8"])
+@pytest.mark.slow
 def test_lower_case_does_not_follow_the_locale(
-    locale: str, root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
-    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
     code = (
         "import tensorflow as tf\n"
         "from ctr.data.ids.graph import lower_case\n"
@@ -450,16 +409,6 @@ def test_numbers_of_all_types() -> None:
         assert from_table(schema, {"x": pa.array(values).cast(kind)})["n"] == expected
     assert from_table(schema, {"x": [True, False, None]})["n"] == [3, 2, 0]
     assert from_table(schema, {"x": pa.array([1.0, 3.0]).dictionary_encode()})["n"] == [3, 4]
-
-
-def test_lists_of_integers_are_their_text() -> None:
-    schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
-    lists = from_table(schema, {"s": [[1, 22], [], None, [None, 1]]})
-    assert lists == from_table(schema, {"s": ["1 22", "", None, "1"]})
-    fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
-    assert from_table(schema, {"s": fixed}) == from_table(schema, {"s": ["1 22", "3 4"]})
-    ragged = tf.ragged.constant([[1, 22], []], tf.int64)
-    assert from_tensors(transform_tensors(schema, {"s": ragged})) == from_table(schema, {"s": ["1 22", ""]})
 
 
 @pytest.mark.parametrize(
