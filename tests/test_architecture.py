@@ -50,7 +50,7 @@ LINES = {
     "ctr/search": 1824,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11538,
+    "ctr/training": 11533,
     "ctr/workers": 1359,
     "eval": 4409,
     "models": 2053,
@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 165, 28536
+LOOP_MODULES, LOOP_LINES = 165, 28531
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

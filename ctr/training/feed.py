@@ -13,13 +13,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, rank_pairs, whole_batch_weight
-from ctr.training.division import (
-    PLAN,
-    Division,
-    Seat,
-    divide_rows,
-    share_of_table,
-)
+from ctr.training.division import PLAN, Division, Seat, divide_rows, share_of_table
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.ids.admission import drawn as is_drawn
 from ctr.training.ids.config import IdsConfig
@@ -124,11 +118,8 @@ def make_feed(
         local = division.rows_of(division.seat.rank)
         part, part_source = rows.keep(local), source[local]
     pairs = rank_pairs(objective, part, part_source)
-    all_ids, multivalent, drawn = (
-        with_pair_ids(rows.ids, layouts),
-        ids_and_lengths(rows),
-        rows_drawn(ids, rows),
-    )
+    all_ids, multivalent = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows)
+    drawn = rows_drawn(ids, rows)
     plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
 
     # What everything is padded to.

@@ -105,11 +105,8 @@ def make_fused_feed(
         padded[:] = values[-1]
         padded[places.batch, places.within] = values[:-1]
         targets[name] = padded
-    all_ids, multivalent, drawn = (
-        with_pair_ids(rows.ids, layouts),
-        ids_and_lengths(rows),
-        rows_drawn(ids, rows),
-    )
+    all_ids, multivalent = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows)
+    drawn = rows_drawn(ids, rows)
     plans = [
         plan_batches(layout, places, all_ids, multivalent, shape.rows, sizes.values, drawn)
         for layout, sizes in zip(layouts, shape.tables, strict=True)

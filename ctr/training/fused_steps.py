@@ -153,7 +153,7 @@ class FusedSteps:
         results += [tf.zeros(batches, tf.int32)] * self._families
 
         def step(at: tf.Tensor, *results: tf.Tensor) -> list[tf.Tensor]:
-            arguments = _unpacked({kind: part[at] for kind, part in packed.items()}, alike)
+            arguments = _unpacked({kind: tf.gather(part, at) for kind, part in packed.items()}, alike)
             self._scratch.take(arguments[1])
             scores = self._step.learn(False, *arguments)
             self._scratch.put_back(arguments[1])
@@ -285,5 +285,8 @@ def _unpacked(row: Mapping[str, tf.Tensor], alike: _Arguments) -> _Arguments:
     for kind, numbers in row.items():
         same = [leaf for leaf in leaves if leaf.dtype == kind]
         parts = tf.split(numbers, [leaf.size for leaf in same])
-        arrays[kind] = iter([tf.reshape(part, leaf.shape) for part, leaf in zip(parts, same, strict=True)])
+        shaped = zip(parts, same, strict=True)
+        arrays[kind] = iter(
+            [part if leaf.ndim == 1 else tf.reshape(part, leaf.shape) for part, leaf in shaped]
+        )
     return tf.nest.pack_sequence_as(alike, [next(arrays[leaf.dtype.name]) for leaf in leaves])

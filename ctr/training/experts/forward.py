@@ -78,8 +78,10 @@ class Experts:
                 scores[name] = forward(self.network, weights, inputs, alpha2, compiled)
                 continue
             selected = [value for tower, value in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
-            # Where components have linear weights of their own, all learn the same.
-            linear = [tf.reduce_mean(value.linear, axis=0, keepdims=True) for value in selected]
+            linear = [value.linear for value in selected]
+            if self.network.components > 1:
+                # Where components have linear weights of their own, all learn the same.
+                linear = [tf.reduce_mean(values, axis=0, keepdims=True) for values in linear]
             logits = tf.add_n(linear) + weights[bias_of(name)]
             scores[name] = Scores(logits, logits)
         return scores
