@@ -29,7 +29,7 @@ import pyarrow as pa
 from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.history_state import Histories
-from ctr.data.kept_values import stage_with_values, without_values
+from ctr.data.kept_values import without_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -64,6 +64,7 @@ from ctr.pipelines.events.tables import (
     last_arrival,
     prepare,
 )
+from ctr.pipelines.publish import stage
 from ctr.pipelines.tables.input_files import Chunk
 
 MAPPING_FILE = "events.yaml"
@@ -108,38 +109,16 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     """Stages a partition again, with its histories, and deletes the shards that have none."""
     schema = mapping.feature_schema
     rows = [read_shard(log, entry, schema) for entry in manifest.shards]
-    table = histories.fill(manifest.start, pa.concat_tables(rows or [shard_schema(schema).empty_table()]))
-    staged = _stage(log, mapping, manifest.start, table, manifest.counters)
-    histories.add(manifest.end, table)
+    table = pa.concat_tables(rows or [shard_schema(schema).empty_table()])
+    staged = stage(log, mapping, manifest.start, table, histories, manifest.counters)
     for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
         (log / "shards" / file).unlink(missing_ok=True)
     return staged.model_copy(update={"values": manifest.values})
 
 
-def _stage(
-    log: Path,
-    mapping: EventMapping,
-    start: int,
-    examples: pa.Table,
-    counters: dict[str, int],
-    keep_values: Sequence[str] = (),
-) -> Manifest:
-    return stage_with_values(
-        log,
-        mapping.feature_schema,
-        keep_values,
-        start,
-        start + partition_rules(mapping).length,
-        examples,
-        counters=counters,
-        shard_rows=mapping.shard_rows,
-        counts_pages=mapping.sampling is None,
-    )
-
-
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
     """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
-    manifest = _stage(log, mapping, start, joined.examples, joined.counters, mapping.keep_values)
+    manifest = stage(log, mapping, start, joined.examples, counters=joined.counters)
     path = manifest_path(log, manifest)
     if (
         not mapping.feature_schema.histories

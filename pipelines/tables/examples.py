@@ -416,6 +416,7 @@ class Reading:
 
     rejects: RejectLog
     times: TimesRead
+    line: int = 0  # lines of the files before, which ``row_order`` counts
     rows: int = 0
     rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
     # The lines before each file and the number of its own, by its number; without blank files.
@@ -427,13 +428,11 @@ def read_examples(
     sources: Sequence[SourceFile],
     block_bytes: int,
     reading: Reading,
-    line: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Yields the examples of each chunk of input files, in order, and updates ``reading``.
 
-    ``row_order`` counts the lines before each file, from ``line`` on. ``progress`` is called with the number of rows
-    read since its last call.
+    ``progress`` is called with the number of rows read since its last call.
     """
     names = string_ids(pa.array([source.name for source in sources], pa.string()))
     name_hashes = {source.number: names[index] for index, source in enumerate(sources)}
@@ -445,7 +444,7 @@ def read_examples(
         table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
         return chunk, before, table, rejects, _is_local(mapping.time, chunk)
 
-    chunks = read_files(mapping, sources, block_bytes, line)
+    chunks = read_files(mapping, sources, block_bytes, reading.line)
     for chunk, before, table, rejects, local in work_ahead(make, chunks, _WORKERS, _AHEAD):
         _, lines = reading.lines_of.get(chunk.file, (0, 0))
         reading.lines_of[chunk.file] = before, max(chunk.last_row, lines)

@@ -9,7 +9,7 @@ import raw_logs
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import ingest
+from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from ctr.pipelines.tables.input_files import SourceFile
 from ctr.pipelines.tables.reader import MIND_COLUMNS, load_news, read_mind
 
@@ -108,7 +108,9 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path):
     folder = write(tmp_path / "in", lines)
     with (folder / "behaviors.tsv").open("ab") as file:
         file.write(b"7\tU\xff\t" + TIMES[1].encode() + b"\t\tN1-0\n")
-    result = ingest(parse_model(Mapping, CONTENT, "test"), [folder], tmp_path / "log", max_reject_share=1)
+    result = ingest(
+        parse_model(Mapping, CONTENT, "test"), [folder], tmp_path / "log", IngestSettings(max_reject_share=1)
+    )
     assert (result.rows, result.examples, result.rejected) == (13, 4, 9)
     found = [(r["row"], r["key"], r["reason"], r["value"]) for r in raw_logs.read_rejects(tmp_path / "log")]
     example = next(r for r in found if r[1] == "example_id")[3]
