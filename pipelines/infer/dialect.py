@@ -77,7 +77,8 @@ def find_table(path: Path, label: str | None) -> TableFiles:
         raise InputError(f"{inputs[0].path}: is empty; a table with a label and a feature is required")
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
-            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
+            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: make rows of it by "
+            "examples/mind/rows.py"
         )
     first = files[0].path
     content = _input_of(first, label)

@@ -109,11 +109,10 @@ def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, ver
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
     """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
-    assert time.column is not None
-    times, bad = parse_column(time.column, columns, parse_times, time)
+    times, bad = parse_column(str(time.column), columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
     allowed = f"{time.form}{zones}, {time.range_text}"
-    verdict.refuse(bad, key, "unreadable or out of range", columns[time.column], allowed)
+    verdict.refuse(bad, key, "unreadable or out of range", columns[str(time.column)], allowed)
     return times
 
 
@@ -131,7 +130,7 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
     name = mapping.label.column
     labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
     verdict.refuse(bad, "label", "not a label", columns[name], allowed)
-    return np.asarray(labels)
+    return labels
 
 
 def read_further_labels(
@@ -191,7 +190,7 @@ def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.nda
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(name, columns, parse_weights)
     verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
-    return np.asarray(weights)
+    return weights
 
 
 def add_derived(derive: Table[str, Derived], columns: Columns, times: np.ndarray, verdict: Verdict) -> None:
@@ -250,10 +249,8 @@ def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *argume
 
 # Columns with the source of each example, beside a shard's columns; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
-_ORIGIN = (
-    pa.field(FILE_COLUMN, pa.int32(), nullable=False),
-    pa.field(ROW_COLUMN, pa.int64(), nullable=False),
-)
+_FILE_FIELD = pa.field(FILE_COLUMN, pa.int32(), nullable=False)
+_ROW_FIELD = pa.field(ROW_COLUMN, pa.int64(), nullable=False)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -271,7 +268,7 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
     fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    return pa.schema([*shard_schema(schema), *fields, *_ORIGIN])
+    return pa.schema([*shard_schema(schema), *fields, _FILE_FIELD, _ROW_FIELD])
 
 
 def _is_local(time: Time, chunk: Chunk) -> bool:
@@ -327,32 +324,31 @@ def make_examples(
         **further,
     }
     raw = {name: columns[name] for name in schema.read_sources}
-    origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
-    tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
+    tables = [pa.table(keys), pa.table(raw)]
+    rows = chunk.rows[verdict.good]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.keep_values)))
-    fields = spill_schema(mapping)
-    for name in tables[2].column_names:
-        packed = packed.append_column(fields.field(name), tables[2].column(name))
-    return packed, verdict.rejects
+    packed = pack_table(schema, *tables, tuple(value_columns(schema, mapping.keep_values)))
+    packed = packed.append_column(_FILE_FIELD, [np.full(len(rows), chunk.file, np.int32)])
+    return packed.append_column(_ROW_FIELD, [rows]), verdict.rejects
 
 
 def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
-) -> Iterator[Result]:
-    """Yields the results of ``work`` in the order of the items; so many of the next ones are under way meanwhile."""
+) -> Iterator[tuple[Item, Result]]:
+    """Yields each item with the result of ``work``, in order; so many of the next ones are under way meanwhile."""
     with ThreadPoolExecutor(workers, "ingest") as pool:
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append((item, pool.submit(work, item)))
                 if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            for done, future in waiting:
+                yield done, future.result()
         finally:
-            for future in waiting:
+            for _, future in waiting:
                 future.cancel()
 
 
@@ -437,21 +433,18 @@ def read_examples(
     names = string_ids(pa.array([source.name for source in sources], pa.string()))
     name_hashes = {source.number: names[index] for index, source in enumerate(sources)}
 
-    def make(
-        job: tuple[Chunk, tuple[SideTable, ...], int],
-    ) -> tuple[Chunk, int, pa.Table, list[Reject], bool]:
-        chunk, sides, before = job
-        table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
-        return chunk, before, table, rejects, _is_local(mapping.time, chunk)
+    def make(job: tuple[Chunk, tuple[SideTable, ...], int]) -> tuple[pa.Table, list[Reject]]:
+        return make_examples(mapping, name_hashes[job[0].file], *job)
 
     chunks = read_files(mapping, sources, block_bytes, reading.line)
-    for chunk, before, table, rejects, local in work_ahead(make, chunks, _WORKERS, _AHEAD):
+    for (chunk, _, before), (table, rejects) in work_ahead(make, chunks, _WORKERS, _AHEAD):
         _, lines = reading.lines_of.get(chunk.file, (0, 0))
         reading.lines_of[chunk.file] = before, max(chunk.last_row, lines)
         reading.rows += chunk.count
         reading.rows_of[chunk.file] += chunk.count
         reading.rejects.add(rejects)
-        reading.times.add(table.column("query_time").to_numpy(), chunk.file, local)
+        times = table.column("query_time").to_numpy()
+        reading.times.add(times, chunk.file, _is_local(mapping.time, chunk))
         if reading.rows >= EARLY_ROWS:
             reading.rejects.check(reading.rows)
         if progress is not None:

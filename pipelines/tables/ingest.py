@@ -144,13 +144,6 @@ def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
     return table
 
 
-def sorted_partitions(
-    spill: PartitionSpill, starts: Sequence[int]
-) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
-    """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
-    return work_ahead(lambda start: (start, *sorted_once(spill.pop(start))), starts, 1, 1)
-
-
 def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
     table = sort_rows(table)
@@ -430,8 +423,12 @@ class _Ingest:
         due = [start for start in new if start not in held]
         self._reject_closed(spill, [start for start in starts if start in published])
         staged: list[Manifest] = []
+
+        def sort(start: int) -> tuple[pa.Table, list[Reject]]:
+            return sorted_once(spill.pop(start))
+
         try:
-            for start, table, duplicates in sorted_partitions(spill, due):
+            for start, (table, duplicates) in work_ahead(sort, due, 1, 1):
                 staged.append(stage(out, mapping, start, table, self._histories))
                 self.rejects.add(duplicates)
                 # Duplicates may lie among the input's rows and the held rows.
@@ -473,7 +470,8 @@ class _Ingest:
     def _reject_closed(self, spill: PartitionSpill, starts: Sequence[int]) -> None:
         """Rejects the rows of published partitions; InputError where they are too many."""
         closed = []
-        for _, table, duplicates in sorted_partitions(spill, starts):
+        for start in starts:
+            table, duplicates = sorted_once(spill.pop(start))
             self.rejects.add(duplicates)
             closed.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
         if not closed:

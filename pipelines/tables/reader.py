@@ -1,13 +1,11 @@
 """Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each.
 
 Parquet is read here, other formats by ``delimited`` and ``jsonl``. Side tables are small tables beside the input files,
-looked up by a key, and by the time where their rows have one. The MIND news data set has a line for each impression in
-``behaviors.tsv``: its id, user, time, the news read before, and the candidates with their clicks (``N123-1 N45-0``),
-which are exploded; ``news.tsv`` beside it, a side table, has a line for each article.
+looked up by a key, and by the time where their rows have one.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.ids.arrow import spell_array, text_array
-from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput, Time
+from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, ParquetInput, Time
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import check_utf8, parse_times
@@ -32,7 +30,6 @@ from ctr.pipelines.tables.input_files import (
     with_constants,
 )
 from ctr.pipelines.tables.jsonl import JsonlReader
-from ctr.pipelines.tables.rejects import make_reject
 
 _BATCH_ROWS = 65_536
 
@@ -223,97 +220,6 @@ def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) 
     return times
 
 
-_LINES = ("impression_id", "user_id", "time", "history", "impressions")
-_BEHAVIORS = DelimitedInput(type="tsv", header=False, columns=_LINES)
-_TEXTS = ("category", "subcategory", "title", "abstract")
-_ARTICLES = ("news_id", *_TEXTS, "url", "title_entities", "abstract_entities")
-_NEWS = DelimitedInput(type="tsv", header=False, columns=_ARTICLES)
-_NEWS_JOIN = Join(file="news.tsv*", key="news_id", input=_NEWS)
-_HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
-
-# The raw columns that a mapping with ``type: mind`` may use.
-MIND_COLUMNS = (
-    *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
-    *("news_id", "clicked", "example_id", *_TEXTS),
-)
-
-# A line explodes into some 40 candidates, each with the whole history.
-_BLOCK_SHARE = 16
-
-
-def load_news(folder: Path) -> SideTable:
-    """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
-    path = find_side_file(_NEWS_JOIN, folder)
-    return make_side_table(_NEWS_JOIN, path, *read_strictly(path, _NEWS, ("news_id", *_TEXTS), 64 << 20))
-
-
-def read_mind(
-    source: SourceFile, news: SideTable, wanted: Sequence[str], block_bytes: int
-) -> Iterator[Chunk]:
-    """Yields candidates, without the columns of ``news`` itself; rows are numbered by their impression's line.
-
-    A line without candidates, or that is no UTF-8, is a reject; it counts as one row. Raises InputError: a wanted
-    column that MIND does not have, or a damaged file.
-    """
-    require_columns(source.path, wanted, MIND_COLUMNS)
-    names = [name for name in dict.fromkeys((*wanted, "news_id")) if name not in _TEXTS]
-    block = max(block_bytes // _BLOCK_SHARE, 1 << 14)
-    for chunk in read_delimited(source, _BEHAVIORS, _LINES, block):
-        lines: dict[str, pa.Array] = {}
-        broken = np.zeros(chunk.table.num_rows, bool)
-        for name in _LINES:
-            lines[name], bad = check_utf8(chunk.table.column(name).combine_chunks())
-            broken |= bad
-        shown = pc.utf8_trim_whitespace(pc.fill_null(lines["impressions"], ""))
-        empty = ~broken & pc.equal(shown, "").to_numpy(zero_copy_only=False)
-        rejects = list(chunk.rejects)
-        for bad, reason, allowed in (
-            (broken, "invalid UTF-8", "UTF-8"),
-            (empty, "no candidates", "N123-1 N45-0 and so on"),
-        ):
-            lines_at_fault = chunk.rows[bad].tolist()
-            rejects += [make_reject(chunk.file, row, "line", reason, "", allowed) for row in lines_at_fault]
-        good = pa.array(~(broken | empty))
-        lines = {name: column.filter(good) for name, column in lines.items()}
-        table, parents = _explode(lines, news, names)
-        rows = chunk.rows[good.to_numpy(zero_copy_only=False)][parents]
-        yield Chunk(source.number, table, rows, rejects)
-
-
-def _explode(
-    lines: dict[str, pa.Array], news: SideTable, names: Sequence[str]
-) -> tuple[pa.Table, np.ndarray]:
-    """Returns the candidates [M] of lines [N], and the line of each candidate, [M] int64."""
-    items = pc.split_pattern_regex(pc.utf8_trim_whitespace(lines["impressions"]), " +")
-    candidates, parents = items.flatten(), items.value_parent_indices()
-    parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
-    # struct_field, unlike the array's own field, keeps in mind which candidates did not match.
-    shown = pc.coalesce(pc.struct_field(parts, "news"), candidates)
-    text = pc.fill_null(lines["history"], "")
-    histories = pc.split_pattern_regex(pc.utf8_trim_whitespace(text), " +")
-    columns = {name: lines[name].take(parents) for name in ("impression_id", "user_id", "time")}
-    columns["history"] = histories.take(parents)
-    columns["history_length"] = pc.count_substring_regex(text, r"\S+").take(parents)
-    for name, source in _HISTORY_TEXTS.items():
-        if name in names:
-            columns[name] = _history_texts(histories, news, source).take(parents)
-    columns["news_id"] = shown
-    # A candidate without a click mark keeps its whole text here, for the reject to show.
-    columns["clicked"] = pc.coalesce(pc.struct_field(parts, "clicked"), candidates)
-    columns["example_id"] = pc.binary_join_element_wise(columns["impression_id"], shown, "-")
-    return pa.table({name: columns[name] for name in names}), parents.to_numpy()
-
-
-def _history_texts(histories: pa.ListArray, news: SideTable, name: str) -> pa.ListArray:
-    """Returns the category or subcategory of each news of a history that is in ``news``, in the same order."""
-    places = pc.index_in(histories.flatten(), news.keys)
-    valid = places.is_valid()
-    counts = np.bincount(histories.value_parent_indices().filter(valid).to_numpy(), minlength=len(histories))
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    texts = news.columns.column(name).combine_chunks().take(places.filter(valid))
-    return pa.ListArray.from_arrays(pa.array(offsets), texts)
-
-
 def read_files(
     mapping: Mapping, sources: Sequence[SourceFile], block_bytes: int, line: int = 0
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
@@ -323,21 +229,13 @@ def read_files(
     InputError where a file cannot be read.
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
-    news_of = cache(load_news)
     for source in sources:
         folder, last = source.path.parent, 0
         sides: tuple[SideTable, ...] = ()
         chunks: Iterator[Chunk] = iter(())
-        if is_blank(source.path):
-            pass
-        elif isinstance(mapping.input, MindInput):
-            news, names = news_of(folder), mapping.raw_columns
-            chunks = read_mind(source, news, names, block_bytes)
-            joined = [name for name in news.columns.column_names if name in names]
-            sides = (replace(news, columns=news.columns.select(joined)),) if joined else ()
-        else:
+        if not is_blank(source.path):
             sides = sides_of(folder)
-            chunks = _read_file(mapping, mapping.input, source, sides, block_bytes)
+            chunks = _read_file(mapping, source, sides, block_bytes)
         for chunk in chunks:
             last = max(last, chunk.last_row)
             yield chunk, sides, line
@@ -345,12 +243,9 @@ def read_files(
 
 
 def _read_file(
-    mapping: Mapping,
-    form: DelimitedInput | JsonlInput | ParquetInput,
-    source: SourceFile,
-    sides: Sequence[SideTable],
-    block_bytes: int,
+    mapping: Mapping, source: SourceFile, sides: Sequence[SideTable], block_bytes: int
 ) -> Iterator[Chunk]:
+    form = mapping.input
     joined = [name for side in sides for name in side.columns.column_names]
     not_joined = [name for name in mapping.raw_columns if name not in joined]
     wanted = dict.fromkeys((*not_joined, *(side.key for side in sides)))

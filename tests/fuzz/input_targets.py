@@ -178,11 +178,6 @@ FORMATS: dict[str, dict[str, str]] = {
         "all.csv": _BANDIT,
         "item_context.csv": ",item_id,item_feature_0,item_feature_1,item_feature_2,item_feature_3\n0,1,-0.5,x,y,z\n",
     },
-    "mind": {
-        "behaviors.tsv": "2\tU1\t11/12/2019 2:14:46 PM\tN1 N9\tN1-0 N2-1\n1\tU2\t11/9/2019 6:42:51 AM\t\tN8-0\n",
-        "news.tsv": 'N1\tnews\tworld\tOne "two"\t\thttp://x\t[{"WikidataId": "Q1"}]\t[]\n'
-        "N2\tsports\tgolf\tTwo\tthree\thttp://x\t\t[]\n",
-    },
 }
 
 

@@ -39,7 +39,8 @@ if "config" in given:
 else:
     from ctr.data.mapping import Mapping
     from ctr.pipelines.tables.ingest import IngestSettings, ingest
-    ingest(parse_model(Mapping, given["mapping"], "test"), [Path(given["inputs"])], out, IngestSettings(block_bytes=3000))
+    mapping = parse_model(Mapping, given["mapping"], "test")
+    ingest(mapping, [Path(given["inputs"])], out, IngestSettings(block_bytes=3000))
 """
 
 

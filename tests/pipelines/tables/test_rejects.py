@@ -176,8 +176,8 @@ def test_the_record_is_ordered_and_holds_odd_text(tmp_path):
     assert reject_reasons(log.rejects) == {"k: r": 4}
 
 
-def test_the_share_is_checked_exactly():
-    log = RejectLog(["a"], 0.25, Path("x.jsonl"))
+def test_the_share_is_checked_exactly(tmp_path):
+    log = RejectLog(["a"], 0.25, tmp_path / "x.jsonl")
     log.add([make_reject(0, 1, "k", "r", "v", "y")])
     log.check(4)
     with pytest.raises(InputError, match="1 of 3 rows rejected"):
