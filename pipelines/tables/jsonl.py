@@ -17,12 +17,11 @@ import pyarrow.json as pa_json
 
 from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.input_files import Chunk, SourceFile, faults_named, open_bytes
+from ctr.pipelines.tables.input_files import BYTE_ORDER_MARK, Chunk, SourceFile, faults_named, open_bytes
 from ctr.pipelines.tables.rejects import Reject, make_reject
 
 _LONGEST_LINE = 64 << 20
 _DEEPEST = 500
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs write at the beginning of a file
 _MOST_CELLS = 8_000_000
 _KEYS = re.compile(rb'"([^"\\]*)"\s*:')
 _INT64 = range(-(2**63), 2**63)
