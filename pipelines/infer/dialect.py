@@ -17,6 +17,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import check_utf8, is_text_or_number
 from ctr.pipelines.tables.delimited import split_rows
 from ctr.pipelines.tables.input_files import (
+    BYTE_ORDER_MARK,
     Chunk,
     SourceFile,
     faults_named,
@@ -27,7 +28,7 @@ from ctr.pipelines.tables.input_files import (
     open_bytes,
     with_constants,
 )
-from ctr.pipelines.tables.jsonl import BYTE_ORDER_MARK, JsonlReader
+from ctr.pipelines.tables.jsonl import JsonlReader
 from ctr.pipelines.tables.reader import read_table_file, row_group_sizes, table_file_columns
 from ctr.pipelines.tables.rejects import REPEATED_HEADER
 

@@ -112,7 +112,15 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """
     if form.columns is not None:
         return form.columns
-    line, rows = _read_header(path, form)
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_HEADER_LIMIT))
+        lines = _LINE_END.split(start, form.skip_lines + 1)
+        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
+    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
+    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
+    if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED:
+        # The last one may have been cut.
+        rows = rows[:-1]
     if not line.strip():
         raise InputError(f"{path}: the first line is empty; it must hold the column names")
     if not form.quotes:
@@ -121,18 +129,6 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         return fitted_names(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)), rows)
     except csv.Error as error:
         raise InputError(f"{path}: the first line does not hold column names: {error}") from None
-
-
-def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
-    """Reads the line with the names, and the fields of some lines below it."""
-    with faults_named(path), open_bytes(path) as stream:
-        start = bytes(stream.read(_HEADER_LIMIT))
-        lines = _LINE_END.split(start, form.skip_lines + 1)
-        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
-    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
-    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
-    # The last one may have been cut.
-    return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:

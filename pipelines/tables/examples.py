@@ -96,17 +96,6 @@ def checked_columns(
     return {name: table.column(name).combine_chunks() for name in table.column_names}
 
 
-def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
-    time = mapping.time
-    if time.row_order is not None:
-        times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
-        outside = (times < 0) | (times >= TIME_LIMIT_US)
-        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
-        return times
-    return read_time_column(time, "time", columns, verdict)
-
-
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
     """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
     times, bad = parse_column(str(time.column), columns, parse_times, time)
@@ -121,16 +110,6 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
-
-
-def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int8 labels; ``NO_LABEL`` where the mapping has none."""
-    if mapping.label is None:
-        return np.full(len(verdict.good), NO_LABEL, np.int8)
-    name = mapping.label.column
-    labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
-    verdict.refuse(bad, "label", "not a label", columns[name], allowed)
-    return labels
 
 
 def read_further_labels(
@@ -296,13 +275,23 @@ def make_examples(
     """
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
-    times = read_times(mapping, columns, chunk, first, verdict)
+    if mapping.time.row_order is None:
+        times = read_time_column(mapping.time, "time", columns, verdict)
+    else:
+        order = mapping.time.row_order
+        times = order.start_us + (first + chunk.rows - 1) * order.step_us
+        outside = (times < 0) | (times >= TIME_LIMIT_US)
+        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
     for side in sides:
         if side.has_times:
             # What held at the rows' own times.
             looked_up = side.attach(pa.table({side.key: columns[side.key]}), times)
             columns |= {name: looked_up.column(name).combine_chunks() for name in side.columns.column_names}
-    labels = read_labels(mapping, columns, verdict)
+    labels = np.full(len(times), NO_LABEL, np.int8)
+    if mapping.label is not None:
+        name = mapping.label.column
+        labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
+        verdict.refuse(bad, "label", "not a label", columns[name], allowed)
     further = read_further_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
     # The time keeps apart the same lines of files that have one name on different days.
@@ -414,9 +403,8 @@ class Reading:
     times: TimesRead
     line: int = 0  # lines of the files before, which ``row_order`` counts
     rows: int = 0
-    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
-    # The lines before each file and the number of its own, by its number; without blank files.
-    lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file, as lines are
+    lines_of: Counter[int] = field(default_factory=Counter)
 
 
 def read_examples(
@@ -437,9 +425,8 @@ def read_examples(
         return make_examples(mapping, name_hashes[job[0].file], *job)
 
     chunks = read_files(mapping, sources, block_bytes, reading.line)
-    for (chunk, _, before), (table, rejects) in work_ahead(make, chunks, _WORKERS, _AHEAD):
-        _, lines = reading.lines_of.get(chunk.file, (0, 0))
-        reading.lines_of[chunk.file] = before, max(chunk.last_row, lines)
+    for (chunk, _, _), (table, rejects) in work_ahead(make, chunks, _WORKERS, _AHEAD):
+        reading.lines_of[chunk.file] = max(chunk.last_row, reading.lines_of[chunk.file])
         reading.rows += chunk.count
         reading.rows_of[chunk.file] += chunk.count
         reading.rejects.add(rejects)

@@ -352,18 +352,17 @@ class _Ingest:
         added: list[InputFile] = []
         line = reading.line
         for source in self._sources:
-            first, lines = reading.lines_of.get(source.number, (line, 0))
-            line = first + lines
             added.append(
                 InputFile(
                     name=source.name,
                     bytes=source.path.stat().st_size,
                     sha256=file_sha256(source.path),
                     rows=reading.rows_of[source.number],
-                    first_line=first,
-                    lines=lines,
+                    first_line=line,
+                    lines=reading.lines_of[source.number],
                 )
             )
+            line += added[-1].lines
         begin_state(out)
         create_log(out, mapping.feature_schema)
         self._warn_of_files(added)

@@ -34,12 +34,6 @@ from ctr.pipelines.tables.jsonl import JsonlReader
 _BATCH_ROWS = 65_536
 
 
-def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Reads the names of a file's columns; InputError when it is damaged."""
-    with faults_named(path):
-        return tuple(pq.read_schema(path).names)
-
-
 def row_group_sizes(path: Path) -> list[int]:
     """Counts the rows of each row group of a file; InputError when it is damaged."""
     with faults_named(path), pq.ParquetFile(path) as file:
@@ -50,11 +44,10 @@ def read_parquet(
     source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
     """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
-    require_columns(source.path, wanted, parquet_columns(source.path))
-    sizes = row_group_sizes(source.path)
-    begin, end = (0, len(sizes)) if row_groups is None else row_groups
-    row = 1 + sum(sizes[:begin])
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        require_columns(source.path, wanted, file.schema_arrow.names)
+        begin, end = row_groups or (0, file.num_row_groups)
+        row = 1 + sum(file.metadata.row_group(number).num_rows for number in range(begin))
         groups = list(range(begin, end))
         for batch in file.iter_batches(
             _BATCH_ROWS, row_groups=groups, columns=list(wanted), use_threads=False
@@ -66,7 +59,10 @@ def read_parquet(
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
     """Reads the names of a file's columns; InputError when it is damaged."""
-    return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
+    if isinstance(form, DelimitedInput):
+        return delimited_columns(path, form)
+    with faults_named(path):
+        return tuple(pq.read_schema(path).names)
 
 
 def read_table_file(

@@ -12,8 +12,8 @@ import raw_logs
 from ctr.cli import main
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from ctr.pipelines.tables.state import read_state
+from raw_logs import ingest
 
 DAY = 86_400
 HOUR_US = raw_logs.HOUR_US
@@ -43,10 +43,7 @@ def write_days(folder, days):
 
 
 def append_all(mapping, paths, log, **options):
-    return [
-        ingest(mapping, [path], log, IngestSettings(append=path != paths[-1], now_us=NOW, **options))
-        for path in paths
-    ]
+    return [ingest(mapping, [path], log, append=path != paths[-1], now_us=NOW, **options) for path in paths]
 
 
 def published(log):
@@ -91,10 +88,10 @@ def test_any_files_in_any_order_give_the_log_of_one_ingest_or_name_what_is_late(
         if len(late) > share * len(part) or len(late) == len(part):
             before, message = published(log), rf"{len(late)} of {len(part)} rows fall into|nothing was added"
             with pytest.raises(InputError, match=message):
-                ingest(mapping, [path], log, IngestSettings(max_reject_share=share, **options))
+                ingest(mapping, [path], log, max_reject_share=share, **options)
             assert published(log) == before
             continue
-        result = ingest(mapping, [path], log, IngestSettings(max_reject_share=share, **options))
+        result = ingest(mapping, [path], log, max_reject_share=share, **options)
         counted = {"partition: already published": len(late)} if late else {}
         assert (result.rows, result.reject_reasons) == (len(part), counted)
         kept += [row for row, _ in part if row not in late]
@@ -107,29 +104,23 @@ def test_any_files_in_any_order_give_the_log_of_one_ingest_or_name_what_is_late(
         held = [row for row in kept if (int(row["time"]) - FIRST) // 3600 not in closed]
         assert result.held_rows == len(held)
     if result.held_rows:
-        ingest(mapping, [], log, IngestSettings(now_us=NOW))
-    ingest(
-        mapping,
-        [raw_logs.write_rows(folder / "in", kept, name="whole")],
-        folder / "whole",
-        IngestSettings(now_us=NOW),
-    )
+        ingest(mapping, [], log, now_us=NOW)
+    ingest(mapping, [raw_logs.write_rows(folder / "in", kept, name="whole")], folder / "whole", now_us=NOW)
     assert published(log) == published(folder / "whole")
 
 
 @pytest.mark.parametrize(
     ("query", "partition", "features"),
     [
-        ("none", "1d", raw_logs.GROWING_FEATURES),
         ("column", "7d", raw_logs.FEATURES),
         ("session", "1d", raw_logs.GROWING_FEATURES),
     ],
-    ids=["none", "column", "session"],
+    ids=["column", "session"],
 )
 def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query, partition, features):
     mapping = raw_logs.make_mapping(query=raw_logs.QUERIES[query], partition=partition, features=features)
     paths = write_days(tmp_path / "in", make_days(days=3, count=120))
-    whole = ingest(mapping, paths, tmp_path / "whole", IngestSettings(now_us=NOW))
+    whole = ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     results = append_all(mapping, paths, tmp_path / "log")
     assert published(tmp_path / "log") == published(tmp_path / "whole")
     assert sum(result.rows for result in results) == whole.rows
@@ -142,17 +133,17 @@ def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query
 def test_what_is_held_back_is_said_and_published_by_a_command_without_files_or_with_known_ones(tmp_path):
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     paths = write_days(tmp_path / "in", make_days(days=2, count=120))
-    ingest(mapping, paths, tmp_path / "whole", IngestSettings(now_us=NOW))
+    ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     for again in ([], [paths[1]]):
         log = tmp_path / f"log{len(again)}"
         for path in paths:
-            result = ingest(mapping, [path], log, IngestSettings(append=True, now_us=NOW))
+            result = ingest(mapping, [path], log, append=True, now_us=NOW)
         start = (FIRST + DAY) * 1_000_000
         assert list_partitions(log)[-1][1] == start
         assert result.held_partitions == [(start, start + 24 * HOUR_US)]
         told = "rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are kept unpublished"
         assert f"{result.held_rows} {told}" in result.as_text()
-        closed = ingest(mapping, again, log, IngestSettings(now_us=NOW))
+        closed = ingest(mapping, again, log, now_us=NOW)
         assert (closed.known_files, closed.held_rows) == ([path.name for path in again], 0)
         assert (closed.examples, closed.rows) == (result.held_rows, 0)
         assert "published up to 2020-09-16T00:00:00Z" in closed.as_text()
@@ -172,15 +163,15 @@ def test_late_rows_are_refused_by_file_and_first_row_or_set_aside_by_their_lines
     # Without lateness the first day is closed by the rows of the second.
     log = tmp_path / "log"
     for path in paths[:2]:
-        ingest(mapping, [path], log, IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [path], log, append=True, now_us=NOW)
     before = everything(log)
     message = (
         r"3 of \d+ rows fall into 1 published partition: day2\.csv \(3\); the first is day2\.csv row \d+"
     )
     with pytest.raises(InputError, match=message):
-        ingest(mapping, [paths[2]], log, IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [paths[2]], log, append=True, now_us=NOW)
     assert everything(log) == before
-    result = ingest(mapping, [paths[2]], log, IngestSettings(append=True, max_reject_share=0.2, now_us=NOW))
+    result = ingest(mapping, [paths[2]], log, append=True, max_reject_share=0.2, now_us=NOW)
     assert (result.rejected, result.reject_reasons) == (3, {"partition: already published": 3})
     assert "fall into 1 published partition" in raw_logs.other_warnings(result)[0]
     rows = {reject["row"] for reject in raw_logs.read_rejects(log)}
@@ -195,39 +186,31 @@ def test_late_and_malformed_rows_count_together_against_the_allowed_share(tmp_pa
         row["rating"] = "bad"
     share = 2 / len(days[1])
     paths = write_days(tmp_path / "in", days)
-    ingest(mapping, [paths[0]], tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(mapping, [paths[0]], tmp_path / "log", now_us=NOW)
     # Also where no row is published, since those that are good stay held back.
     for append in (False, True):
         with pytest.raises(InputError, match=f"4 of {len(days[1])} rows rejected"):
-            ingest(
-                mapping,
-                [paths[1]],
-                tmp_path / "log",
-                IngestSettings(append=append, now_us=NOW, max_reject_share=share),
-            )
+            ingest(mapping, [paths[1]], tmp_path / "log", append=append, now_us=NOW, max_reject_share=share)
 
 
 def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes_as_is_any_file_without_append(tmp_path):
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     paths = write_days(tmp_path / "in", make_days())
-    ingest(mapping, [paths[0]], tmp_path / "log", IngestSettings(append=True, now_us=NOW))
+    ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
     (warning,) = raw_logs.other_warnings(
-        ingest(mapping, [paths[2]], tmp_path / "log", IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW)
     )
     assert warning.startswith("no row between 2020-09-14T15:") and "a file is missing" in warning
     message = r"nothing was added: .* fall into 2 published partitions: day1\.csv"
     for append in (True, False):
         with pytest.raises(InputError, match=message):
-            ingest(mapping, [paths[1]], tmp_path / "log", IngestSettings(append=append, now_us=NOW))
+            ingest(mapping, [paths[1]], tmp_path / "log", append=append, now_us=NOW)
     alone = tmp_path / "alone"
-    assert (
-        "for more files use --append"
-        in ingest(mapping, [paths[0]], alone, IngestSettings(now_us=NOW)).as_text()
-    )
+    assert "for more files use --append" in ingest(mapping, [paths[0]], alone, now_us=NOW).as_text()
     before = everything(alone)
     message = r"published partition: day1\.csv .*into a new output directory, .* with --append"
     with pytest.raises(InputError, match=message):
-        ingest(mapping, [paths[1]], alone, IngestSettings(now_us=NOW))
+        ingest(mapping, [paths[1]], alone, now_us=NOW)
     assert everything(alone) == before
 
 
@@ -235,7 +218,7 @@ def test_a_log_has_one_rule_for_labels_weights_queries_and_partitions(tmp_path):
     content = {"query": raw_logs.QUERIES["session"], "partition": "1d"}
     paths = write_days(tmp_path / "in", make_days(days=2, count=60))
     log = tmp_path / "log"
-    ingest(raw_logs.make_mapping(**content), [paths[0]], log, IngestSettings(append=True, now_us=NOW))
+    ingest(raw_logs.make_mapping(**content), [paths[0]], log, append=True, now_us=NOW)
     before = raw_logs.log_bytes(log)
     for changes, message in (
         ({"label": "rating >= 3"}, "label: >= 4.0, and the mapping now has label: >= 3.0; allowed: the"),
@@ -246,25 +229,17 @@ def test_a_log_has_one_rule_for_labels_weights_queries_and_partitions(tmp_path):
         # Neither a new file nor the same one.
         for path in paths[1], paths[0]:
             with pytest.raises(InputError, match=message):
-                ingest(
-                    raw_logs.make_mapping(**content | changes),
-                    [path],
-                    log,
-                    IngestSettings(append=True, now_us=NOW),
-                )
+                ingest(raw_logs.make_mapping(**content | changes), [path], log, append=True, now_us=NOW)
     assert raw_logs.log_bytes(log) == before
     same = {"query": {"session": {"by": "user", "gap": "30m"}}, "partition": "24h"}
-    assert (
-        ingest(raw_logs.make_mapping(**same), [paths[1]], log, IngestSettings(append=True, now_us=NOW)).rows
-        > 0
-    )
+    assert ingest(raw_logs.make_mapping(**same), [paths[1]], log, append=True, now_us=NOW).rows > 0
 
 
 def test_the_last_day_of_all_is_ingested(tmp_path):
     rows = [{**row, "time": "253402257600"} for row in raw_logs.make_rows(20)]
     path = raw_logs.write_rows(tmp_path / "in", rows, name="never")
     mapping = raw_logs.make_mapping(query=None, partition="1d")
-    result = ingest(mapping, [path], tmp_path / "log", IngestSettings(now_us=NOW))
+    result = ingest(mapping, [path], tmp_path / "log", now_us=NOW)
     assert result.examples == 20 and "10000-01-01T00:00:00Z" in result.as_text()
 
 
@@ -273,16 +248,16 @@ def test_the_same_command_again_adds_nothing(tmp_path):
     paths = write_days(tmp_path / "in", make_days(days=3, count=90))
     log = tmp_path / "log"
     for number, path in enumerate(paths[:2]):
-        ingest(mapping, [path], log, IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [path], log, append=True, now_us=NOW)
         before = everything(log)
         for again in paths[: number + 1]:
-            result = ingest(mapping, [again], log, IngestSettings(append=True, now_us=NOW))
+            result = ingest(mapping, [again], log, append=True, now_us=NOW)
             assert result.known_files == [again.name]
             assert everything(log) == before
     # Among new files those that are there are left out.
-    result = ingest(mapping, paths, log, IngestSettings(now_us=NOW))
+    result = ingest(mapping, paths, log, now_us=NOW)
     assert result.known_files == [path.name for path in paths[:2]]
-    ingest(mapping, paths, tmp_path / "whole", IngestSettings(now_us=NOW))
+    ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     assert published(log) == published(tmp_path / "whole")
 
 
@@ -295,14 +270,10 @@ def test_lines_of_files_without_a_time_count_on(tmp_path):
     ingest(mapping, paths, tmp_path / "whole")
     append_all(mapping, paths, tmp_path / "log")
     # Also beside files that are known.
-    ingest(mapping, [paths[0]], tmp_path / "again", IngestSettings(append=True))
+    ingest(mapping, [paths[0]], tmp_path / "again", append=True)
     ingest(mapping, paths, tmp_path / "again")
     wanted = published(tmp_path / "whole")
     assert published(tmp_path / "log") == published(tmp_path / "again") == wanted
-    ingest(mapping, [paths[0]], tmp_path / "changed", IngestSettings(append=True))
-    write_days(tmp_path / "in", [rows[:29]])
-    with pytest.raises(InputError, match="a file of this name with other content"):
-        ingest(mapping, [paths[0]], tmp_path / "changed", IngestSettings(append=True))
 
 
 class Killed(BaseException):
@@ -313,31 +284,6 @@ def die():
     raise Killed
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "point", ["link.after", "write.half", "fsync.before", "rename.before", "rename.after"]
-)
-def test_killed_anywhere_and_run_again(tmp_path, point):
-    mapping = raw_logs.make_mapping(query=raw_logs.QUERIES["session"], partition="1d")
-    paths = write_days(tmp_path / "in", make_days(days=3, count=60))
-    append_all(mapping, paths, tmp_path / "whole")
-    kills = 0
-    for count in (1, 2, 4, 7):
-        log = tmp_path / f"log{count}"
-        for path in paths:
-            watched = fault_points.Counting(point, count, die, str(log))
-            options = {"append": path != paths[-1], "now_us": NOW}
-            try:
-                with fault_points.watching(watched, training=False):
-                    ingest(mapping, [path], log, IngestSettings(**options))
-            except Killed:
-                kills += 1
-                ingest(mapping, [path], log, IngestSettings(**options))
-        assert published(log) == published(tmp_path / "whole")
-        assert read_state(log) == read_state(tmp_path / "whole")
-    assert kills >= 3
-
-
 def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_path):
     mapping = raw_logs.make_mapping(query=None, partition="6h")
     paths = write_days(tmp_path / "in", make_days(days=2, count=120))
@@ -345,9 +291,9 @@ def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_pa
     log = tmp_path / "log"
     kill = fault_points.Counting("link.after", 3, die, str(log))
     with pytest.raises(Killed), fault_points.watching(kill, training=False):
-        ingest(mapping, [paths[0]], log, IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [paths[0]], log, append=True, now_us=NOW)
     assert len(list_partitions(log)) == 2
-    ingest(mapping, [paths[1]], log, IngestSettings(now_us=NOW))
+    ingest(mapping, [paths[1]], log, now_us=NOW)
     assert published(log) == published(tmp_path / "whole")
 
 
@@ -359,7 +305,7 @@ def test_a_copy_under_another_name_is_named_or_refused(appended, tmp_path):
     paths = write_days(tmp_path / "in", days)
     copy = raw_logs.write_rows(tmp_path / "in", days[1], name="day1 (1)")
     log, given = tmp_path / "log", [paths, [copy]] if appended else [[*paths, copy]]
-    results = [ingest(mapping, files, log, IngestSettings(append=appended, now_us=NOW)) for files in given]
+    results = [ingest(mapping, files, log, append=appended, now_us=NOW) for files in given]
     (warning,) = raw_logs.other_warnings(results[-1])
     assert warning.startswith("day1 (1).csv has the same bytes as day1.csv, and its rows count again")
     assert f"\nwarning: {warning}" in results[-1].as_text()
@@ -372,7 +318,7 @@ def test_a_copy_under_another_name_is_named_or_refused(appended, tmp_path):
     with pytest.raises(
         InputError, match=rf"nothing was added: {len(days[0])} of {len(days[0])} rows fall into"
     ):
-        ingest(mapping, [tmp_path / "in" / "old.csv.gz"], log, IngestSettings(append=True, now_us=NOW))
+        ingest(mapping, [tmp_path / "in" / "old.csv.gz"], log, append=True, now_us=NOW)
     assert everything(log) == before
 
 
@@ -429,8 +375,8 @@ def test_duplicates_among_held_rows_are_rejected_when_these_are_published(tmp_pa
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     days = make_days(shift=0, days=2, count=400)
     (path,) = write_days(tmp_path / "in", [[row for day in days for row in (*day, day[0])]])
-    ingest(mapping, [path], tmp_path / "log", IngestSettings(append=True, now_us=NOW))
-    closed = ingest(mapping, [], tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
+    closed = ingest(mapping, [], tmp_path / "log", now_us=NOW)
     assert (closed.examples, closed.rejected, closed.held_rows) == (len(days[1]), 1, 0)
     assert len(closed.rejects_file.read_text().splitlines()) == 1
     assert "1 rows rejected" in closed.as_text()
@@ -440,7 +386,7 @@ def test_a_refused_ingest_leaves_no_shard_that_readers_take_for_a_lost_partition
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     early, twice, last = make_days(shift=0, days=3)
     late, before = write_days(tmp_path / "in", [last, [*early, *twice, twice[0]]])
-    ingest(mapping, [late], tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(mapping, [late], tmp_path / "log", now_us=NOW)
     with pytest.raises(InputError, match="rejected, more than the allowed share"):
-        ingest(mapping, [before], tmp_path / "log", IngestSettings(max_reject_share=0.001, now_us=NOW))
+        ingest(mapping, [before], tmp_path / "log", max_reject_share=0.001, now_us=NOW)
     assert len(read_manifests(tmp_path / "log")) == 1

@@ -15,8 +15,8 @@ from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from log_files import ids_of_rows, rows_of
+from raw_logs import ingest
 
 DAY = 86_400
 FIRST = 1_600_041_600
@@ -117,9 +117,7 @@ def content(log):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    ingest(
-        make_mapping(), [write(folder / "rows.csv", make_rows())], folder / "log", IngestSettings(now_us=NOW)
-    )
+    ingest(make_mapping(), [write(folder / "rows.csv", make_rows())], folder / "log", now_us=NOW)
     return folder / "log"
 
 
@@ -134,16 +132,11 @@ def test_day_by_day_gives_the_same_bytes_also_without_what_was_stored(whole, tmp
     rows, log = make_rows(), tmp_path / "log"
     for day in range(5):
         own = [row for row in rows if (row["time"] - FIRST) // DAY == day]
-        ingest(
-            make_mapping(),
-            [write(tmp_path / f"day{day}.csv", own)],
-            log,
-            IngestSettings(append=True, now_us=NOW),
-        )
+        ingest(make_mapping(), [write(tmp_path / f"day{day}.csv", own)], log, append=True, now_us=NOW)
         assert day == 0 or (log / FOLDER).is_dir()
         if forgets:
             shutil.rmtree(log / FOLDER, ignore_errors=True)
-    ingest(make_mapping(), [], log, IngestSettings(now_us=NOW))
+    ingest(make_mapping(), [], log, now_us=NOW)
     assert seen(log) == seen(whole)
     names = [name for name in content(whole) if name.startswith(("shards", "manifests"))]
     assert {name: content(log).get(name) for name in names} == {name: content(whole)[name] for name in names}
@@ -157,12 +150,7 @@ def test_what_is_stored_of_other_partitions_is_not_used(whole, tmp_path):
     for forgets in (False, True):
         log = tmp_path / f"log{forgets}"
         for day in (0, 2, 1, 3, 4):
-            ingest(
-                make_mapping(),
-                [write(tmp_path / f"day{day}.csv", days[day])],
-                log,
-                IngestSettings(now_us=NOW),
-            )
+            ingest(make_mapping(), [write(tmp_path / f"day{day}.csv", days[day])], log, now_us=NOW)
             if forgets:
                 shutil.rmtree(log / FOLDER)
         logs.append(seen(log))
@@ -177,7 +165,7 @@ def test_no_row_sees_the_future(whole, tmp_path):
     for row in rows:
         if row["time"] >= until:
             row["item"], row["click"] = f"i{source.randrange(30)}", source.randrange(2)
-    ingest(make_mapping(), [write(tmp_path / "rows.csv", rows)], tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(make_mapping(), [write(tmp_path / "rows.csv", rows)], tmp_path / "log", now_us=NOW)
     before = {row["id"] for row in rows if row["time"] <= until}
     now, then = seen(tmp_path / "log"), seen(whole)
     assert {one: now[one] for one in before} == {one: then[one] for one in before}
@@ -188,7 +176,7 @@ def test_the_command_writes_what_is_known(tmp_path, monkeypatch, capsys):
     # Of what histories name all values are kept.
     monkeypatch.setattr("ctr.data.kept_values.MOST_VALUES", 1)
     rows, mapping = make_rows(), make_mapping(keep_values=["user", "item"])
-    ingest(mapping, [write(tmp_path / "rows.csv", rows)], tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(mapping, [write(tmp_path / "rows.csv", rows)], tmp_path / "log", now_us=NOW)
     out = tmp_path / "known.parquet"
     assert main(["history", str(tmp_path / "log"), "--feature", "recent", "--out", str(out)]) == 0
     found = {row["key"]: row for row in pq.read_table(out).to_pylist()}

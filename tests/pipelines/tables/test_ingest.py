@@ -19,7 +19,8 @@ from ctr.pipelines.spill import PartitionSpill
 from ctr.pipelines.tables import examples as examples_module
 from ctr.pipelines.tables import ingest as run_module
 from ctr.pipelines.tables import state as state_module
-from ctr.pipelines.tables.ingest import IngestSettings, assign_queries, ingest
+from ctr.pipelines.tables.ingest import assign_queries
+from raw_logs import ingest
 
 FEATURES = {"bucketed": raw_logs.FEATURES, "growing": raw_logs.GROWING_FEATURES}
 GROUPED = {"query": raw_logs.QUERIES["session"], "features": raw_logs.GROWING_FEATURES}
@@ -48,9 +49,7 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features)
         input={"type": suffix}, query=raw_logs.QUERIES[query], features=FEATURES[features]
     )
     content, progress = path.read_bytes(), []
-    result = ingest(
-        mapping, [path], tmp_path / "log", IngestSettings(progress=progress.append, block_bytes=4000)
-    )
+    result = ingest(mapping, [path], tmp_path / "log", progress=progress.append, block_bytes=4000)
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
     assert raw_logs.read_log(tmp_path / "log") == expected
     assert (result.rows, result.examples, result.rejected, sum(progress)) == (150, 150, 0, 150)
@@ -72,12 +71,7 @@ def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tm
     for number, suffix in enumerate(["csv", "csv.gz", "tsv", "tsv.zst", "jsonl", "jsonl.gz", "parquet"]):
         path = raw_logs.write_rows(tmp_path / f"in{number}", rows, suffix)
         mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **GROUPED)
-        ingest(
-            mapping,
-            [path],
-            tmp_path / f"log{number}",
-            IngestSettings(block_bytes=1 << 20 if number % 2 else 5000),
-        )
+        ingest(mapping, [path], tmp_path / f"log{number}", block_bytes=1 << 20 if number % 2 else 5000)
         logs.append(raw_logs.log_bytes(tmp_path / f"log{number}"))
         random.Random(number).shuffle(rows)
     assert all(log == logs[0] for log in logs)
@@ -98,7 +92,7 @@ def test_the_size_of_blocks_changes_neither_ids_made_of_rows_nor_rejects(tmp_pat
     logs = []
     for block_bytes in (600, 3001, 1 << 20):
         log = tmp_path / f"log{block_bytes}"
-        result = ingest(mapping, [path], log, IngestSettings(block_bytes=block_bytes, max_reject_share=0.5))
+        result = ingest(mapping, [path], log, block_bytes=block_bytes, max_reject_share=0.5)
         logs.append(raw_logs.log_bytes(log))
         assert (result.examples, result.rejected) == (119, 2)
     assert logs[0] == logs[1] == logs[2]
@@ -124,7 +118,7 @@ def test_row_order_counts_the_lines_of_all_files(tmp_path):
     paths = [raw_logs.write_rows(tmp_path / "in", part, "tsv", name=name) for name, part in parts.items()]
     time = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 7}}
     mapping = raw_logs.make_mapping(input={"type": "tsv"}, time=time, query=None)
-    result = ingest(mapping, paths, tmp_path / "log", IngestSettings(max_reject_share=0.2, block_bytes=500))
+    result = ingest(mapping, paths, tmp_path / "log", max_reject_share=0.2, block_bytes=500)
     assert result.rejected == 1
     start = 1_577_836_800_000_000
     # Lines 2 to 11 of a (one of them bad), then 2 to 16 of b; each file's header takes its place.
@@ -155,9 +149,7 @@ def test_a_second_ingest_adds_earlier_partitions_and_keeps_the_rejects_of_the_fi
     early, late = (raw_logs.write_rows(tmp_path / "in", part, name=name) for name, part in parts.items())
     for log, commands in {"log": [[late], [early]], "whole": [[early, late]]}.items():
         for files in commands:
-            ingest(
-                raw_logs.make_mapping(query=None), files, tmp_path / log, IngestSettings(max_reject_share=0.1)
-            )
+            ingest(raw_logs.make_mapping(query=None), files, tmp_path / log, max_reject_share=0.1)
         rejected = [reject["file"] for reject in raw_logs.read_rejects(tmp_path / log)]
         assert sorted(rejected) == ["a.csv", "b.csv"]
     assert raw_logs.read_log(tmp_path / "log") == raw_logs.read_log(tmp_path / "whole")
@@ -168,9 +160,9 @@ def test_other_content_of_a_file_and_another_schema_are_refused(tmp_path):
     rows[5]["rating"] = ""
     path = raw_logs.write_rows(tmp_path / "in", rows)
     mapping, log = raw_logs.make_mapping(), tmp_path / "log"
-    ingest(mapping, [path], log, IngestSettings(max_reject_share=0.02))
+    ingest(mapping, [path], log, max_reject_share=0.02)
     before = raw_logs.log_bytes(log)
-    ingest(mapping, [path], log, IngestSettings(max_reject_share=0.02))
+    ingest(mapping, [path], log, max_reject_share=0.02)
     assert raw_logs.log_bytes(log) == before and len(raw_logs.read_rejects(log)) == 1
     rows[5]["rating"] = "1"
     raw_logs.write_rows(tmp_path / "in", rows)
@@ -184,7 +176,7 @@ def test_other_content_of_a_file_and_another_schema_are_refused(tmp_path):
 def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=9))
     mapping = raw_logs.make_mapping()
-    ingest(mapping, [path], tmp_path / "whole", IngestSettings(block_bytes=5000))
+    ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
     for target, name in (
         (examples_module, "make_examples"),
         (PartitionSpill, "append"),
@@ -203,9 +195,9 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, fail_third)
             with pytest.raises(OSError, match="no space"):
-                ingest(mapping, [path], log, IngestSettings(block_bytes=5000))
+                ingest(mapping, [path], log, block_bytes=5000)
         assert not list(log.glob(".spill-*"))
-        ingest(mapping, [path], log, IngestSettings(block_bytes=5000))
+        ingest(mapping, [path], log, block_bytes=5000)
         assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
 
 
@@ -258,7 +250,7 @@ def test_an_input_without_a_good_row_is_an_error_and_leaves_the_folder_usable(tm
         (1, r"all 20 rows of rows\.csv were rejected, most often label: not a label"),
     ):
         with pytest.raises(InputError, match=message):
-            ingest(other, [bad], log, IngestSettings(max_reject_share=share))
+            ingest(other, [bad], log, max_reject_share=share)
         assert len(raw_logs.read_rejects(log)) == 20
     ingest(raw_logs.make_mapping(), [raw_logs.write_rows(tmp_path / "in", rows)], log)
     assert len(raw_logs.read_log(log)) == 20
@@ -270,7 +262,7 @@ def test_folders_of_other_things_and_impossible_shares_are_refused(tmp_path):
         ingest(raw_logs.make_mapping(), [path], path.parent)
     for share in (-0.1, 1.5, float("nan")):
         with pytest.raises(InputError, match="max-reject-share"):
-            ingest(raw_logs.make_mapping(), [path], tmp_path / "log", IngestSettings(max_reject_share=share))
+            ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=share)
 
 
 def test_a_lost_row_ends_the_run(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Dictionaries of values beside a log: those of its rows, in the same bytes however it was ingested."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +13,8 @@ from ctr.data.inspection_text import inspection_text
 from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values, values_path
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from log_files import ids_of_rows
+from raw_logs import ingest
 
 NOW = 2_000_000_000_000_000
 TAGS = {"kind": "category", "source": "tags", "multivalent": True, "separator": "|"}
@@ -65,7 +64,7 @@ def given(tmp_path_factory):
 @pytest.fixture(scope="module")
 def log(given, tmp_path_factory):
     out = tmp_path_factory.mktemp("log") / "log"
-    ingest(make_mapping(), given, out, IngestSettings(now_us=NOW))
+    ingest(make_mapping(), given, out, now_us=NOW)
     return out
 
 
@@ -112,12 +111,7 @@ def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_n
     crossed = {"name": "crossed", "kind": "cross", "of": ["user", "code"], "buckets": 100}
     features = [FEATURES[0], FEATURES[1], hashed, crossed]
     names = ["user", "code", "hashed", "crossed"]
-    ingest(
-        make_mapping(features=features, keep_values=names),
-        [path],
-        tmp_path / "log",
-        IngestSettings(now_us=NOW),
-    )
+    ingest(make_mapping(features=features, keep_values=names), [path], tmp_path / "log", now_us=NOW)
     first, last = read_manifests(tmp_path / "log")
     assert first.rows == few and last.rows == 2
     assert values_in(tmp_path / "log", "code")
@@ -128,7 +122,7 @@ def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_n
 
 
 def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(given, log, tmp_path):
-    ingest(make_mapping(keep_values=[]), given, tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(make_mapping(keep_values=[]), given, tmp_path / "log", now_us=NOW)
     users = {row["user"] for row in ROWS}
     for folder, is_kept in ((log, True), (tmp_path / "log", False)):
         summary = inspect_log(folder)
@@ -149,21 +143,21 @@ def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(given, l
 @pytest.mark.parametrize("query", ["none", "session"])
 def test_files_one_after_another_give_the_bytes_of_one_ingest(given, tmp_path, query):
     mapping = make_mapping(query=raw_logs.QUERIES[query])
-    ingest(mapping, given, tmp_path / "whole", IngestSettings(now_us=NOW))
+    ingest(mapping, given, tmp_path / "whole", now_us=NOW)
     for path in given:
-        ingest(mapping, [path], tmp_path / "log", IngestSettings(append=path != given[-1], now_us=NOW))
+        ingest(mapping, [path], tmp_path / "log", append=path != given[-1], now_us=NOW)
     found, wanted = raw_logs.log_bytes(tmp_path / "log"), raw_logs.log_bytes(tmp_path / "whole")
     assert found == wanted
     assert sum(name.startswith(f"{FOLDER}/") for name in wanted) == len(read_manifests(tmp_path / "log"))
 
 
 def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_began_with(given, log, tmp_path):
-    ingest(make_mapping(keep_values=[]), given[:1], tmp_path / "log", IngestSettings(append=True, now_us=NOW))
+    ingest(make_mapping(keep_values=[]), given[:1], tmp_path / "log", append=True, now_us=NOW)
     with pytest.raises(
         InputError, match="ingested with keep_values: none, and the mapping now has keep_values: code"
     ):
-        ingest(make_mapping(), given[1:], tmp_path / "log", IngestSettings(now_us=NOW))
-    ingest(make_mapping(keep_values=[]), given[1:], tmp_path / "log", IngestSettings(now_us=NOW))
+        ingest(make_mapping(), given[1:], tmp_path / "log", now_us=NOW)
+    ingest(make_mapping(keep_values=[]), given[1:], tmp_path / "log", now_us=NOW)
     without, wanted = raw_logs.log_bytes(tmp_path / "log"), raw_logs.log_bytes(log)
     shards = [name for name in wanted if name.startswith("shards/")]
     assert shards and {name: without.get(name) for name in shards} == {name: wanted[name] for name in shards}
@@ -172,7 +166,7 @@ def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_bega
 
 
 def test_a_flipped_byte_is_noticed(given, tmp_path, capsys):
-    ingest(make_mapping(), given, tmp_path / "log", IngestSettings(now_us=NOW))
+    ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
     [first, *_] = read_manifests(tmp_path / "log")
     path = values_path(tmp_path / "log", first.name, first.values)
     content = bytearray(path.read_bytes())
@@ -187,14 +181,6 @@ def test_a_flipped_byte_is_noticed(given, tmp_path, capsys):
     path.unlink()
     with pytest.raises(InputError, match=path.name):
         read_values(tmp_path / "log", {"user": [1]})
-
-
-def test_the_command_keeps_them(given, log, tmp_path):
-    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none", keep_values=KEPT)
-    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
-    arguments = ["ingest", "table", *map(str, given), "--mapping", str(tmp_path / "mapping.yaml")]
-    assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
-    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(log)
 
 
 def test_features_without_raw_values_are_refused():

@@ -6,8 +6,8 @@ import pytest
 
 import raw_logs
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from ctr.pipelines.tables.rejects import EARLY_ROWS, REPEATED_HEADER, RejectLog, make_reject, reject_reasons
+from raw_logs import ingest
 
 ROWS = 40
 
@@ -24,7 +24,7 @@ def reject_one(folder, suffix="csv", column=None, value=None, change=None, **opt
         content[place] = change(content[place])
         path.write_bytes(b"\n".join(content))
     mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **options)
-    result = ingest(mapping, [path], folder / "log", IngestSettings(max_reject_share=0.05))
+    result = ingest(mapping, [path], folder / "log", max_reject_share=0.05)
     assert (result.rows, result.examples, result.rejected) == (ROWS, ROWS - 1, 1)
     good = [(path.name, 0, row) for row in rows if row is not rows[20]]
     assert raw_logs.read_log(folder / "log") == raw_logs.reference(good, mapping)
@@ -105,9 +105,7 @@ def test_of_an_example_twice_in_a_query_the_first_row_is_kept(tmp_path, suffix, 
     again = dict(rows[7], color="blue", rating="5")
     path = raw_logs.write_rows(tmp_path / "in", [*rows[:30], again, *rows[30:]], suffix)
     mapping = raw_logs.make_mapping(input={"type": suffix}, query=raw_logs.QUERIES[query])
-    result = ingest(
-        mapping, [path], tmp_path / "log", IngestSettings(max_reject_share=0.05, block_bytes=2000)
-    )
+    result = ingest(mapping, [path], tmp_path / "log", max_reject_share=0.05, block_bytes=2000)
     assert (result.rows, result.examples, result.rejected) == (ROWS + 1, ROWS, 1)
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
     assert raw_logs.read_log(tmp_path / "log") == expected
@@ -122,7 +120,7 @@ def test_a_row_has_one_reject_and_holds_no_session_together(tmp_path):
     for place, (time, rating) in enumerate([("1600000000", "4"), ("1600001200", "bad"), ("1600002400", "4")]):
         rows[place] |= {"user": "77", "time": time, "rating": rating}
     path = raw_logs.write_rows(tmp_path / "in", rows)
-    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", IngestSettings(max_reject_share=0.1))
+    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.1)
     assert (result.examples, result.rejected) == (28, 2)
     examples = {e["example_id"]: e for e in raw_logs.read_log(tmp_path / "log")}
     assert examples[10_000]["query_id"] != examples[10_002]["query_id"]
@@ -134,14 +132,14 @@ def test_too_many_rejects_stop_the_job_in_one_line(tmp_path):
     rows[8]["rating"] = rows[5]["rating"] = "x"
     path = raw_logs.write_rows(tmp_path / "in", rows)
     with pytest.raises(InputError) as caught:
-        ingest(raw_logs.make_mapping(), [path], tmp_path / "log", IngestSettings(max_reject_share=0.02))
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.02)
     assert str(caught.value) == (
         "3 of 100 rows rejected, more than the allowed share of 0.02; most often label: not a label (2 rows, first "
         "rows.csv row 7, value 'x'; allowed: a number)"
     )
     assert [reject["row"] for reject in raw_logs.read_rejects(tmp_path / "log")] == [5, 7, 10]
     assert not (tmp_path / "log" / "manifests").exists()
-    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", IngestSettings(max_reject_share=0.03))
+    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.03)
     assert (result.examples, result.rejected) == (97, 3)
     # Duplicates count among them.
     twice = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(50) * 2)
@@ -156,12 +154,7 @@ def test_a_hopeless_input_is_stopped_early(tmp_path):
     path.write_text(path.read_text() + line * (EARLY_ROWS * 2))
     seen = []
     with pytest.raises(InputError, match="time: unreadable"):
-        ingest(
-            raw_logs.make_mapping(),
-            [path],
-            tmp_path / "log",
-            IngestSettings(progress=seen.append, block_bytes=1 << 18),
-        )
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log", progress=seen.append, block_bytes=1 << 18)
     assert sum(seen) < EARLY_ROWS * 1.5
 
 

@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from ctr.pipelines.tables.input_files import SourceFile
 from ctr.pipelines.tables.reader import read_parquet
+from raw_logs import ingest
 
 
 def write(folder, changes, count=40):
@@ -69,12 +69,7 @@ def test_text_that_is_not_utf8_is_set_aside(tmp_path, kind):
     }[kind]
     name = "tags" if "list" in kind else "code"
     path = write(tmp_path, {name: column})
-    ingest(
-        raw_logs.make_mapping(input={"type": "parquet"}),
-        [path],
-        tmp_path / "log",
-        IngestSettings(max_reject_share=0.05),
-    )
+    ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log", max_reject_share=0.05)
     (reject,) = raw_logs.read_rejects(tmp_path / "log")
     assert (reject["row"], reject["key"], reject["reason"]) == (21, name, "invalid UTF-8")
     assert "xe9" in reject["value"]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import raw_logs
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
+from raw_logs import ingest
 
 NOW = 1_700_000_000_000_000
 
@@ -25,7 +25,7 @@ NOW = 1_700_000_000_000_000
 def test_unlikely_times_are_named(tmp_path, unit, now, warning):
     mapping = raw_logs.make_mapping(time={"column": "time", "unit": unit}, query=None)
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(40))
-    result = ingest(mapping, [path], tmp_path / "log", IngestSettings(now_us=now))
+    result = ingest(mapping, [path], tmp_path / "log", now_us=now)
     assert len(raw_logs.other_warnings(result)) == (warning is not None)
     assert all(re.match(warning, one) for one in raw_logs.other_warnings(result))
 
@@ -61,12 +61,7 @@ def test_local_times_that_go_back_by_an_hour_are_named(texts, warned, block_byte
         **dict.fromkeys(("joins", "query", "example_id", "weight", "derive")),
         features=[{"name": "user", "kind": "category", "source": "user"}],
     )
-    result = ingest(
-        mapping,
-        [tmp_path / "rows.csv"],
-        tmp_path / "log",
-        IngestSettings(now_us=2**62, block_bytes=block_bytes),
-    )
+    result = ingest(mapping, [tmp_path / "rows.csv"], tmp_path / "log", now_us=2**62, block_bytes=block_bytes)
     found = [one for one in result.warnings if "daylight saving" in one]
     assert len(found) == warned
     assert all("almost an hour, at 2025-10-26T02:00:00Z" in one for one in found)

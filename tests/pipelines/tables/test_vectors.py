@@ -24,8 +24,8 @@ from ctr.data.mapping import Mapping
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.value_arrays import numbers_of_ids
 from ctr.pipelines.events.follow import ingest_events
-from ctr.pipelines.tables.ingest import IngestSettings, ingest
 from plain_ids import RowIds
+from raw_logs import ingest
 
 NOW = 2_000_000_000_000_000
 FEATURES = [
@@ -80,7 +80,7 @@ def mapping_of(kind: str) -> Mapping:
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path, kind):
     path, log, mapping = write(tmp_path, kind), tmp_path / "log", mapping_of(kind)
-    ingest(mapping, [path], log, IngestSettings(max_reject_share=0.5, now_us=NOW))
+    ingest(mapping, [path], log, max_reject_share=0.5, now_us=NOW)
     schema = read_schema(log)
     rows = join_rows(list(read_rows(log, schema, read_manifests(log))))
     prices = np.array([np.nan if price is None else price for price, _ in GOOD], np.float32)
@@ -116,10 +116,7 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
 def test_shards_of_long_vectors_have_fewer_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "MOST_VALUES", 13)
     ingest(
-        mapping_of("jsonl"),
-        [write(tmp_path, "jsonl")],
-        tmp_path / "log",
-        IngestSettings(max_reject_share=0.5, now_us=NOW),
+        mapping_of("jsonl"), [write(tmp_path, "jsonl")], tmp_path / "log", max_reject_share=0.5, now_us=NOW
     )
     (manifest,) = read_manifests(tmp_path / "log")
     assert [one.rows for one in manifest.shards] == [2, 2, 2]
@@ -151,9 +148,7 @@ def test_a_run_of_white_space_separates_numbers_in_the_log_and_in_the_model(tmp_
         "partition": "1d",
     }
     mapping = parse_model(Mapping, {**content, "features": [vector]}, "test")
-    result = ingest(
-        mapping, [tmp_path / "rows.csv"], tmp_path / "log", IngestSettings(max_reject_share=0.5, now_us=NOW)
-    )
+    result = ingest(mapping, [tmp_path / "rows.csv"], tmp_path / "log", max_reject_share=0.5, now_us=NOW)
     assert result.reject_reasons == {"image: not a vector of its size": 1}
     schema = read_schema(tmp_path / "log")
     rows = join_rows(list(read_rows(tmp_path / "log", schema, read_manifests(tmp_path / "log"))))
