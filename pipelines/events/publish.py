@@ -48,7 +48,7 @@ from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.accounts import UnitReport
-from ctr.pipelines.events.join import Joined, join_partition, sample_joined
+from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.rules import (
     partition_rules,
     route_clicks,
@@ -116,30 +116,6 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     return staged.model_copy(update={"values": manifest.values})
 
 
-def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
-    """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
-    manifest = stage(log, mapping, start, joined.examples, counters=joined.counters)
-    path = manifest_path(log, manifest)
-    if (
-        not mapping.feature_schema.histories
-        and path.is_file()
-        and path.read_bytes() != manifest_bytes(manifest)
-    ):
-        raise InputError(
-            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
-            "the first version is kept: publish later events to another log"
-        )
-    aside = {unmatched_path(log, manifest, kind): table for kind, table in joined.unmatched.items()}
-    aside[log / CONFLICTING / f"{manifest.name}.parquet"] = joined.conflicting
-    for path, table in aside.items():
-        if table.num_rows:
-            write_atomic_bytes(path, parquet_bytes(table))
-    if mapping.teacher is not None and joined.teacher_logit is not None:
-        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
-        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
-    return manifest
-
-
 def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
     """Returns the file of a partition's clicks, or of the events of a label, that count for no example."""
     name = manifest.name if kind == CLICKS else f"{manifest.name}-{kind}"
@@ -194,6 +170,7 @@ def stage_events(
     """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
 
     ``events`` has the tables of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
+    Raises InputError if something else was published before.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
@@ -202,7 +179,24 @@ def stage_events(
         joined = replace(joined, teacher_logit=_logits(mapping.teacher.model, start, joined.examples))
     if mapping.sampling is not None:
         joined = sample_joined(rules, start, joined, schema, mapping.sampling.rule)
-    return b"" if joined.is_empty else manifest_bytes(stage_joined(log, mapping, start, joined))
+    if joined.is_empty:
+        return b""
+    manifest = stage(log, mapping, start, joined.examples, counters=joined.counters)
+    path, content = manifest_path(log, manifest), manifest_bytes(manifest)
+    if not schema.histories and path.is_file() and path.read_bytes() != content:
+        raise InputError(
+            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
+            "the first version is kept: publish later events to another log"
+        )
+    aside = {unmatched_path(log, manifest, kind): table for kind, table in joined.unmatched.items()}
+    aside[log / CONFLICTING / f"{manifest.name}.parquet"] = joined.conflicting
+    for path, table in aside.items():
+        if table.num_rows:
+            write_atomic_bytes(path, parquet_bytes(table))
+    if mapping.teacher is not None and joined.teacher_logit is not None:
+        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
+        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
+    return content
 
 
 def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:

@@ -41,10 +41,8 @@ from ctr.pipelines.tables.convert import (
     show_bytes,
 )
 from ctr.pipelines.tables.input_files import Chunk, SourceFile
-from ctr.pipelines.tables.reader import SideTable, read_files
+from ctr.pipelines.tables.reader import Columns, SideTable, read_files
 from ctr.pipelines.tables.rejects import EARLY_ROWS, Reject, RejectLog, make_reject
-
-Columns = dict[str, pa.Array]
 
 
 class Verdict:
@@ -90,10 +88,10 @@ def checked_columns(
         columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
             verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
-    table = pa.table(columns)
     for side in sides:
-        table = side.attach(table) if not side.has_times else table
-    return {name: table.column(name).combine_chunks() for name in table.column_names}
+        if not side.has_times:
+            columns |= side.look_up(columns[side.key], np.zeros(len(chunk.rows), np.int64))
+    return columns
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
@@ -284,9 +282,7 @@ def make_examples(
         verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
     for side in sides:
         if side.has_times:
-            # What held at the rows' own times.
-            looked_up = side.attach(pa.table({side.key: columns[side.key]}), times)
-            columns |= {name: looked_up.column(name).combine_chunks() for name in side.columns.column_names}
+            columns |= side.look_up(columns[side.key], times)
     labels = np.full(len(times), NO_LABEL, np.int8)
     if mapping.label is not None:
         name = mapping.label.column

@@ -32,6 +32,7 @@ from ctr.pipelines.tables.input_files import (
 from ctr.pipelines.tables.jsonl import JsonlReader
 
 _BATCH_ROWS = 65_536
+Columns = dict[str, pa.Array]
 
 
 def row_group_sizes(path: Path) -> list[int]:
@@ -116,49 +117,37 @@ def read_strictly(
 class SideTable:
     """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
 
-    Without ``times`` K is U, and rows are in the order of the keys. With them a row holds from a time on until the next
-    one of its key: ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time,
-    and ``order``, int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
+    A row holds from a time on until the next one of its key; a row of a table without times, from the beginning on.
+    ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time, and ``order``,
+    int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
     """
 
     key: str
     keys: pa.Array
     columns: pa.Table
-    times: np.ndarray | None = None
-    order: np.ndarray | None = None
+    times: np.ndarray
+    order: np.ndarray
+    has_times: bool
 
-    @property
-    def has_times(self) -> bool:
-        return self.times is not None
+    def look_up(self, keys: pa.Array, times: np.ndarray) -> Columns:
+        """Returns the side columns of N rows by their keys: what holds at their times, int64 [N] in microseconds.
 
-    def attach(self, table: pa.Table, times: np.ndarray | None = None) -> pa.Table:
-        """Appends the side columns of each row's key, a left join; null where the key is not there.
-
-        Where the side table has times, takes the row that is valid at the row's time in ``times``, [N] int64
-        microseconds; null before the first one.
+        Null where the key is not there, or later.
         """
-        indices = pc.index_in(_key_texts(table.column(self.key)), self.keys)
-        if times is not None:
-            rows = self._rows_at(pc.fill_null(indices, -1).to_numpy().astype(np.int64), times)
-            indices = pa.array(rows, mask=rows < 0)
-        for name in self.columns.column_names:
-            table = table.append_column(name, self.columns.column(name).take(indices))
-        return table
-
-    def _rows_at(self, keys: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Finds the latest row of each key [N] (an index; -1: none) at or before a time [N]; -1 without one."""
-        assert self.times is not None and self.order is not None
+        numbers = pc.fill_null(pc.index_in(_key_texts(keys), self.keys), -1).to_numpy().astype(np.int64)
         step = len(self.times) + 1
-        wanted = keys * step + np.searchsorted(self.times, times, side="right")
+        wanted = numbers * step + np.searchsorted(self.times, times, side="right")
         rows = np.searchsorted(self.order, wanted, side="right") - 1
         # Before the first row of a key lies one of another key.
-        same_key = self.order[rows] // step == keys if len(self.order) else np.zeros(len(keys), bool)
-        return np.where((rows >= 0) & same_key, rows, -1)
+        missing = (rows < 0) | (np.append(self.order, -1)[rows] // step != numbers)
+        indices = pa.array(rows, mask=missing)
+        names = self.columns.column_names
+        return {name: self.columns.column(name).take(indices).combine_chunks() for name in names}
 
 
-def _key_texts(column: pa.ChunkedArray) -> pa.Array:
+def _key_texts(column: pa.Array) -> pa.Array:
     """Returns keys as categories spell them, so that 12.0 in one file matches 12 in the other."""
-    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
+    return spell_array(text_array(column).cast(pa.string()))
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
@@ -172,18 +161,17 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
     """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key or time."""
-    keys = _key_texts(table.column(join.key))
+    keys = _key_texts(table.column(join.key).combine_chunks())
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
         what = f"the key {join.key} is missing; every row of a side table requires one"
         raise InputError(f"{path} row {row}: {what}")
     encoded = keys.dictionary_encode()
-    order = encoded.indices.to_numpy().astype(np.int64)
     times = np.zeros(len(keys), np.int64)
     if join.valid_from is not None:
         times = _starts(path, join.valid_from, table, rows)
-        distinct, ranks = np.unique(times, return_inverse=True)
-        order = order * (len(distinct) + 1) + 1 + ranks
+    distinct, ranks = np.unique(times, return_inverse=True)
+    order = encoded.indices.to_numpy().astype(np.int64) * (len(distinct) + 1) + 1 + ranks
     _, firsts, counts = np.unique(order, return_index=True, return_counts=True)
     if (counts > 1).any():
         index = int(firsts[counts > 1].min())
@@ -193,10 +181,9 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         raise InputError(f"{what} (first in row {rows[index]})")
     columns = table.drop_columns(list(join.own_columns))
     columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
-    if join.valid_from is None:
-        return SideTable(join.key, keys, columns)
     sorting = np.argsort(order)
-    return SideTable(join.key, encoded.dictionary, columns.take(pa.array(sorting)), distinct, order[sorting])
+    columns, order = columns.take(pa.array(sorting)), order[sorting]
+    return SideTable(join.key, encoded.dictionary, columns, distinct, order, join.valid_from is not None)
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:

@@ -77,27 +77,6 @@ def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tm
     assert all(log == logs[0] for log in logs)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_the_size_of_blocks_changes_neither_ids_made_of_rows_nor_rejects(tmp_path, suffix):
-    rows = raw_logs.make_rows(120, seed=4)
-    rows[17]["rating"] = rows[90]["weight"] = "-1"
-    path = raw_logs.write_rows(tmp_path / "in", rows, suffix)
-    if suffix == "jsonl":
-        path.write_text(path.read_text().replace("}\n", "}\n\n", 40) + '{"id": 5,\n')
-    else:
-        path.write_text(path.read_text() + "a,b\n")
-    mapping = raw_logs.make_mapping(
-        input={"type": suffix}, query=raw_logs.QUERIES["session"], example_id=None
-    )
-    logs = []
-    for block_bytes in (600, 3001, 1 << 20):
-        log = tmp_path / f"log{block_bytes}"
-        result = ingest(mapping, [path], log, block_bytes=block_bytes, max_reject_share=0.5)
-        logs.append(raw_logs.log_bytes(log))
-        assert (result.examples, result.rejected) == (119, 2)
-    assert logs[0] == logs[1] == logs[2]
-
-
 def test_rows_without_an_id_get_a_hash_of_name_row_and_time(tmp_path):
     rows = raw_logs.make_rows(90, seed=5)
     parts = {"part-1": rows[:30], "part-2": rows[30:60], "part-10": rows[60:]}
