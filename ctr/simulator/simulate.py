@@ -67,6 +67,18 @@ class Counts:
         }
 
 
+@dataclass
+class Simulation:
+    """World whose days are served, and its folders: the log's, then those of logs of randomized queries alone."""
+
+    config: WorldConfig
+    world: World
+    ids: FeatureIds
+    folders: Sequence[Path]
+    events: EventFiles | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
 def simulate(
     config: SimulatorConfig,
     out: Path,
@@ -89,12 +101,14 @@ def simulate(
     check_simulation(folders, events)
     for folder in folders:
         begin_log(config.world, folder)
-    ids, counts = FeatureIds(world, world_schema(config)), Counts()
+    ids = FeatureIds(world, world_schema(config))
     files = None if events is None else EventFiles(config, events, ids)
+    simulation = Simulation(config.world, world, ids, folders, files)
+    counts = simulation.counts
     policy = crude_policy(config, world)
     for day in islice(days(config.world, world), config.days):
         left = None if config.examples is None else config.examples - counts.examples
-        publish_day(config.world, world, ids, day, policy, folders, counts, left, files)
+        publish_day(simulation, day, policy, left)
         if progress is not None:
             progress(counts.examples)
         if counts.examples == config.examples:
@@ -132,26 +146,14 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
     return ids.table(keys, queries, shown)
 
 
-def publish_day(
-    config: WorldConfig,
-    world: World,
-    ids: FeatureIds,
-    day: Day,
-    policy: Policy,
-    folders: Sequence[Path],
-    counts: Counts,
-    most: int | None = None,
-    events: EventFiles | None = None,
-) -> None:
-    """Serves a day, cut at ``most`` examples, and publishes its impressions, which are added to ``counts``.
-
-    The first folder is the log's; the others get randomized queries alone.
-    """
+def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | None = None) -> None:
+    """Serves a day, cut at ``most`` examples, and publishes and counts its impressions."""
+    config, ids, events, counts = simulation.config, simulation.ids, simulation.events, simulation.counts
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US
     parts: list[tuple[pa.Table, ...]] = []
     left = most
-    for served in serve(config, world, day, policy):
+    for served in serve(config, simulation.world, day, policy):
         parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
         if events is not None:
             has = logged_queries(config, served.queries)[served.impressions.query]
@@ -172,7 +174,7 @@ def publish_day(
     else:
         begun_queries = len(day.queries)
     counts.queries += int(logged_queries(config, day.queries)[:begun_queries].sum())
-    manifest = _publish(folders[0], config, day, *logged)
+    manifest = _publish(simulation.folders[0], config, day, *logged)
     counts.examples += manifest.rows
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
@@ -182,7 +184,7 @@ def publish_day(
     clicked = rows.column("label").to_numpy() > 0
     counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
     counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
-    for folder in folders[1:]:
+    for folder in simulation.folders[1:]:
         _publish(folder, config, day, *apart)
 
 
