@@ -135,9 +135,8 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
     """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
-    time = queries.time_us[shown.query]
     keys: dict[str, Any] = {
-        **dict.fromkeys(("query_time", "timestamp"), time),
+        **dict.fromkeys(("query_time", "timestamp"), queries.time_us[shown.query]),
         "query_id": query_id,
         "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
         "label": served.clicked.astype(np.int8),
@@ -162,8 +161,7 @@ def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | No
             left = None if left is None else left - len(indices)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
-    in_log = None if config.randomized_in_log else pc.invert(drawn)
-    logged = tables if in_log is None else [table.filter(in_log) for table in tables]
+    logged = tables if config.randomized_in_log else [table.filter(pc.invert(drawn)) for table in tables]
     apart = [table.filter(drawn) for table in tables]
     if most is not None and len(logged[0]) >= most:
         logged = [table.slice(0, most) for table in logged]
