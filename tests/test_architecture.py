@@ -39,30 +39,30 @@ LONGEST_FUNCTION = 120
 
 LINES = {
     "benchmarks": 3892,
-    "benchmarks/studies": 5064,
-    "ctr": 1791,
+    "benchmarks/studies": 5063,
+    "ctr": 1783,
     "ctr/api": 416,
     "ctr/config": 780,
-    "ctr/data": 6761,
+    "ctr/data": 6733,
     "ctr/experiments": 2963,
     "ctr/io": 1897,
     "ctr/objective": 1282,
     "ctr/search": 1825,
-    "ctr/serving": 1523,
+    "ctr/serving": 1522,
     "ctr/simulator": 1406,
     "ctr/training": 11538,
     "ctr/workers": 1359,
     "eval": 4658,
     "models": 2053,
     "optim": 7313,
-    "pipelines": 8780,
-    "tests": 54907,
+    "pipelines": 8551,
+    "tests": 54546,
     "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 165, 28536
+LOOP_MODULES, LOOP_LINES = 165, 28523
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

@@ -339,7 +339,7 @@ class _Ingest:
         read = read_examples(
             mapping, self._sources, self._settings.block_bytes, reading, self._settings.progress
         )
-        tables = chain(self._held_tables(), read)
+        tables: Iterator[pa.Table] = chain(self._held_tables(), read)
         if mapping.query is not None:
             gap_us = None if mapping.query.session is None else mapping.query.session.gap_us
             tables = with_queries(tables, gap_us, folder / "arrival")
