@@ -10,7 +10,7 @@ from ctr.data.kept_values import FOLDER, VALUE_PREFIX, value_dictionary
 from ctr.data.log import Manifest, ValuesEntry
 from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import write_parquet
-from ctr.data.shards import shard_schema, stage_partition
+from ctr.data.shards import read_shard, shard_schema, stage_partition
 from ctr.data.times import duration_us
 
 
@@ -44,3 +44,16 @@ def stage(
             _, size, digest = write_parquet(log / FOLDER, manifest.name, values)
             return manifest.model_copy(update={"values": ValuesEntry(bytes=size, sha256=digest)})
     return manifest
+
+
+def stage_with_histories(
+    log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest
+) -> Manifest:
+    """Stages a partition again, with its histories, and deletes the shards that have none."""
+    schema = mapping.feature_schema
+    rows = [read_shard(log, entry, schema) for entry in manifest.shards]
+    table = pa.concat_tables(rows or [shard_schema(schema).empty_table()])
+    staged = stage(log, mapping, manifest.start, table, histories, manifest.counters)
+    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
+        (log / "shards" / file).unlink(missing_ok=True)
+    return staged.model_copy(update={"values": manifest.values})

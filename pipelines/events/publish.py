@@ -16,7 +16,6 @@ only on the partition's events, so any number of workers may write them any numb
 """
 
 import functools
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,10 +39,9 @@ from ctr.data.log import (
     parse_manifest,
     publish_manifest,
 )
-from ctr.data.parquet_files import parquet_bytes
+from ctr.data.parquet_files import parquet_bytes, write_parquet
 from ctr.data.reader import rows_of_table
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record
-from ctr.data.shards import read_shard, shard_schema
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
@@ -64,7 +62,7 @@ from ctr.pipelines.events.tables import (
     last_arrival,
     prepare,
 )
-from ctr.pipelines.publish import stage
+from ctr.pipelines.publish import stage, stage_with_histories
 from ctr.pipelines.tables.input_files import Chunk
 
 MAPPING_FILE = "events.yaml"
@@ -99,21 +97,10 @@ def publish_staged(
         if content:
             manifest = parse_manifest(content, f"the staged partition from {start} on")
             if mapping.feature_schema.histories:
-                manifest = _with_histories(log, mapping, histories, manifest)
+                manifest = stage_with_histories(log, mapping, histories, manifest)
             publish_manifest(log, manifest)
             yield manifest
     histories.save()
-
-
-def _with_histories(log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest) -> Manifest:
-    """Stages a partition again, with its histories, and deletes the shards that have none."""
-    schema = mapping.feature_schema
-    rows = [read_shard(log, entry, schema) for entry in manifest.shards]
-    table = pa.concat_tables(rows or [shard_schema(schema).empty_table()])
-    staged = stage(log, mapping, manifest.start, table, histories, manifest.counters)
-    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
-        (log / "shards" / file).unlink(missing_ok=True)
-    return staged.model_copy(update={"values": manifest.values})
 
 
 def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
@@ -124,9 +111,7 @@ def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
     """Writes events that arrived after their partition was closed; the same events make the same file."""
-    content = parquet_bytes(without_values(table).combine_chunks())
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    write_atomic_bytes(log / LATE_EVENTS / f"{kind}-{digest}.parquet", content)
+    write_parquet(log / LATE_EVENTS, kind, without_values(table).combine_chunks())
 
 
 _UNUSED_SHOWN = 20
