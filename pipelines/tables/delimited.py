@@ -175,7 +175,8 @@ def read_delimited(
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)
     # Columns that are not wanted get unique names, since a header may repeat them.
-    column_names = [name if name in wanted else f"\0{index}" for index, name in enumerate(names)]
+    read = set(wanted)
+    column_names = [name if name in read else f"\0{index}" for index, name in enumerate(names)]
     kinds = {
         name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary() for name in wanted
     }
