@@ -211,9 +211,13 @@ def read_delimited(
             try:
                 table = pa_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
             except pa.ArrowInvalid as error:
-                if "Empty CSV file" in str(error):
+                fault = str(error)
+                if "Empty CSV file" in fault:
                     continue
-                raise
+                if number := re.search(r"Row #([0-9]+)", fault):
+                    # Arrow counts the rows of the block.
+                    fault = fault.replace(number[0], f"Row #{row + int(number[1]) - 1}", 1)
+                raise pa.ArrowInvalid(fault) from None
             good = np.ones(table.num_rows + len(refused), bool)
             good[[bad.number - 1 for bad in refused]] = False
             rejects = [
