@@ -41,7 +41,6 @@ from ctr.workers.cluster import WorkerLostError
 
 # The mappings that the package ships, each with the files that it reads.
 FORMATS = {
-    "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
     "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
     "avazu": "Avazu mobile ads: train.csv, compressed or not",
     "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",

@@ -146,18 +146,11 @@ def _ingest(options: IngestOptions, mapping: "Mapping") -> None:
     # Only n-grams are made by it.
     if any(feature.kind == "text" for feature in mapping.features):
         load_tensorflow()
-    from ctr.pipelines.tables.ingest import ingest
+    from ctr.pipelines.tables.ingest import IngestSettings, ingest
 
     with closing(Bar(None, "rows")) as bar:
-        result = ingest(
-            mapping,
-            options.inputs,
-            options.out,
-            append=options.append,
-            allowed_lateness_us=lateness_us,
-            max_reject_share=options.max_reject_share,
-            progress=bar.advance,
-        )
+        settings = IngestSettings(options.append, lateness_us, options.max_reject_share, bar.advance)
+        result = ingest(mapping, options.inputs, options.out, settings)
     print_result(result.as_dict(), f"{options.out}: {result.as_text()}")
 
 

@@ -206,12 +206,12 @@ def _check_mapping(out: Path, record: Record) -> Record:
 
 def _ingest(path: Path, out: Path, mapping: Mapping, record: Record, tools: Tools) -> Record:
     tools.load_tensorflow()
-    from ctr.pipelines.tables.ingest import ingest
+    from ctr.pipelines.tables.ingest import IngestSettings, ingest
 
     tools.say(f"Ingesting {path} -> {out / LOG}")
     bar = tools.bar(None, "rows")
     try:
-        result = ingest(mapping, [path], out / LOG, progress=bar.advance)
+        result = ingest(mapping, [path], out / LOG, IngestSettings(progress=bar.advance))
     except InputError as error:
         raise InputError(str(error), f"edit {out / MAPPING}, and run the same command again") from None
     finally:

@@ -1,11 +1,11 @@
 """Rows stored on disk until their partition is complete, in temporary or lasting files inside the log's folder."""
 
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +34,11 @@ def spill_folder(log: Path) -> Iterator[Path]:
                 # Except folders that a living process holds, or has just removed.
                 with suppress(InputError, FileNotFoundError), hold(left, "in use"):
                     shutil.rmtree(left, ignore_errors=True)
-            folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
-            folder.mkdir()
+            made = TemporaryDirectory(prefix=_PREFIX, dir=log, ignore_cleanup_errors=True)
+            folder = Path(held.enter_context(made))
             held.enter_context(hold(folder))
-        try:
-            with naming(folder):
-                yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with naming(folder):
+            yield folder
 
 
 def write_state_tables(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:

@@ -108,8 +108,8 @@ def test_a_word_that_is_not_known_names_the_one_that_is_meant(place, capfd):
         ("score m f --out o --log-format jsn", "allowed: text, json; did you mean json?"),
         ("train log --config run.yaml --out run more", "Usage: ctr train"),
         ("train log --out run --workers two", "'--workers': 'two' is not a valid integer"),
-        ("ingest mind files", "Missing option '--out'"),
-        ("ingest mind files --out log --kafka h:1", "No such option '--kafka'"),
+        ("ingest criteo files", "Missing option '--out'"),
+        ("ingest criteo files --out log --kafka h:1", "No such option '--kafka'"),
         ("ingest --verbose", "Missing command."),
     ):
         status, text = printed(*given.split())
@@ -237,7 +237,7 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
         "train log --config run.yaml --out run --set metrics.slices=[b]": "metrics.slices names b",
         "train log --config run.yaml --out run --init-from none": "--init-from none: not a run directory",
         "train log --follow --config bad.yaml --out run": "seed: 'x' is not allowed",
-        "ingest mind nowhere --out new": "input nowhere: no such file",
+        "ingest criteo nowhere --out new": "input nowhere: no such file",
         "ingest table nowhere --mapping no.yaml --out new": "mapping no.yaml: no such file",
         "ingest table nowhere --mapping table.yaml --out log": "features cannot change inside a log",
         "simulate --examples 10 --set seed=x --out new": "seed: 'x' is not allowed",

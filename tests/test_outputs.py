@@ -26,7 +26,7 @@ FOLDERS = {
     "simulate": "simulate --examples 10 --out",
     "simulate the randomized traffic": "simulate --examples 10 --out free --randomized",
     "simulate events": "simulate --examples 10 --out free --events",
-    "ingest a format": "ingest mind MINDsmall --out",
+    "ingest a format": "ingest criteo train.txt --out",
     "ingest a table": "ingest table rows.csv --mapping table.yaml --out",
     "ingest events": "ingest events events --mapping events.yaml --out",
     "ingest events as they come": "ingest events events --mapping events.yaml --follow --out",

@@ -34,7 +34,7 @@ from ctr.experiments.config import BASELINE, changed, read_experiment
 from ctr.simulator.auction import Placed, Policy, days, logistic, make_world
 from ctr.simulator.config import WorldConfig, read_world
 from ctr.simulator.features import FeatureIds, world_schema
-from ctr.simulator.simulate import QUERIES_PER_DAY_LIMIT, Counts, publish_day
+from ctr.simulator.simulate import QUERIES_PER_DAY_LIMIT, Simulation, publish_day
 from ctr.simulator.world import Ads, Queries, World, draw_queries
 from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
@@ -90,7 +90,7 @@ def serve(config: TrainConfig, log: Path, day_count: int, out: Path) -> np.ndarr
     with open_session(out / "log", parse_model(TrainConfig, content, "config"), out / "run") as session:
         session.advance(partial=True)
         for day in islice(days(world_config, world, first), day_count):
-            publish_day(world_config, world, ids, day, policy_of(session, ids), logs, Counts())
+            publish_day(Simulation(world_config, world, ids, logs), day, policy_of(session, ids))
             session.advance(partial=True)
         session.finish()
     np.save(result, ads_of_queries(out / "log", world_config, world, first))

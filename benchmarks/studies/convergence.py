@@ -1,7 +1,7 @@
 """Convergence of dense-weight optimizers in a single pass over a log: who needs fewer steps?
 
     python benchmarks/study.py convergence [--out runs/convergence] [--optimizers NAME ...] [--batches 2048 8192]
-    python benchmarks/study.py convergence --mind LOG        # of `ctr ingest mind`: the four main ones at equal steps
+    python benchmarks/study.py convergence --mind LOG        # of examples/mind: the four main ones at equal steps
 
 For each batch size, 2048 first:
 

@@ -22,7 +22,7 @@ from runner import Arm, compare, main, timed
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping as TableMapping
 from ctr.experiments.config import merged
-from ctr.pipelines.tables.ingest import ingest
+from ctr.pipelines.tables.ingest import IngestSettings, ingest
 
 CATEGORIES = 12
 DAYS = 10
@@ -60,7 +60,7 @@ def ingesting(table: Path, folder: Path, last: int, rows: int) -> Arm:
 
     def turn() -> Mapping[str, float]:
         shutil.rmtree(folder, ignore_errors=True)
-        (spent,) = timed(lambda: ingest(mapping, [table], folder, now_us=2**62))().values()
+        (spent,) = timed(lambda: ingest(mapping, [table], folder, IngestSettings(now_us=2**62)))().values()
         return {"rows_per_second": 1000 * rows / spent}
 
     return turn

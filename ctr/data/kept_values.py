@@ -12,17 +12,16 @@ for features that a history names: ``ctr history`` writes all of their values.
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
-from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
-from ctr.data.parquet_files import read_verified_parquet, write_parquet
+from ctr.data.log import ValuesEntry, read_manifests, read_schema
+from ctr.data.parquet_files import read_verified_parquet
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.data.shards import id_matrix, shard_schema, stage_partition
+from ctr.data.shards import id_matrix
 from ctr.data.value_arrays import numbers_of_ids
 
 FOLDER = "values"
@@ -96,18 +95,6 @@ def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType
 def without_values(table: pa.Table) -> pa.Table:
     """Drops the columns of ``value_columns``."""
     return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
-
-
-def stage_with_values(
-    log: Path, schema: Schema, names: Sequence[str], start: int, end: int, rows: pa.Table, **options: Any
-) -> Manifest:
-    """Stages a partition (``stage_partition``) of rows with ``value_columns``, and a dictionary for ``names``."""
-    manifest = stage_partition(log, schema, start, end, rows.select(shard_schema(schema).names), **options)
-    values = value_dictionary(schema, names, rows) if names else _DICTIONARY.empty_table()
-    if not values.num_rows:
-        return manifest
-    _, size, digest = write_parquet(log / FOLDER, manifest.name, values)
-    return manifest.model_copy(update={"values": ValuesEntry(bytes=size, sha256=digest)})
 
 
 def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:

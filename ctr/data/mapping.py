@@ -102,31 +102,18 @@ class ParquetInput(StrictModel):
     optional: tuple[Column, ...] = ()
 
 
-class MindInput(StrictModel):
-    """Behaviors of the MIND news data set; ``news.tsv`` is beside each file.
-
-    Attributes:
-        type: the format of the files.
-        pattern: a glob for the files of an input directory. Null: ``behaviors.tsv``, also with ``.gz`` and ``.zst``.
-    """
-
-    type: Literal["mind"]
-    pattern: LocalName | None = None
-
-
-Input = Annotated[DelimitedInput | JsonlInput | ParquetInput | MindInput, Field(discriminator="type")]
+Input = Annotated[DelimitedInput | JsonlInput | ParquetInput, Field(discriminator="type")]
 
 _COMPRESSIONS = ("", ".gz", ".zst")
 
 
-def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput | MindInput) -> tuple[str, ...]:
+def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput) -> tuple[str, ...]:
     """Returns the globs that choose a folder's files."""
     if form.pattern is not None:
         return (form.pattern,)
     if form.type == "parquet":
         return ("*.parquet",)
-    stem = "behaviors.tsv" if form.type == "mind" else f"*.{form.type}"
-    return tuple(stem + compression for compression in _COMPRESSIONS)
+    return tuple(f"*.{form.type}{compression}" for compression in _COMPRESSIONS)
 
 
 class RowOrder(StrictModel):
@@ -460,8 +447,6 @@ class Mapping(ShortModel):
                 raise ValueError(f"derive.{name}: {derived.source} is itself derived")
             if name in self.key_columns:
                 raise ValueError(f"derive.{name}: a column of this name is read as a key")
-        if isinstance(self.input, MindInput) and self.joins:
-            raise ValueError("joins: not allowed here, the mind reader already joins the news")
         if isinstance(self.input, JsonlInput) and any(join.input is None for join in self.joins):
             raise ValueError(
                 "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"

@@ -118,7 +118,6 @@ def stage_partition(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
     counts_pages: bool = True,
-    labeled: bool = True,
 ) -> Manifest:
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
@@ -129,7 +128,6 @@ def stage_partition(
             so long that these would have more than half of ``MOST_VALUES`` numbers.
         counts_pages: False: the rows of a query are not the page that was shown, or its size is unknown before they are
             scored.
-        labeled: False: the rows have no labels.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.
@@ -157,13 +155,15 @@ def stage_partition(
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
         shards = _write_shards(folder, schema, partition_name(start, end), rows, begins, shard_rows)
+    labels = rows.column("label").to_numpy()
+    labeled = not len(labels) or bool((labels != NO_LABEL).any())
     return Manifest(
         start=start,
         end=end,
         schema_version=schema.version,
         rows=rows.num_rows,
         queries=len(begins),
-        clicks=int(rows.column("label").to_numpy().sum()) if labeled else 0,
+        clicks=int(labels.sum()) if labeled else 0,
         shards=shards,
         counters=dict(counters or {}),
         distinct=distinct.result(),

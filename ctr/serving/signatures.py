@@ -60,7 +60,6 @@ _INPUTS: dict[InputKind, dict[str, str]] = {
 }
 NOT_IN_THE_MODEL = (
     "joins: a column that ingestion took from a side table is an input like any other: look it up before the call",
-    "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
     "parsing: the mapping's time format is not in the model: give the time as the int64 above",
     "nulls: strings that the mapping's input.nulls lists must be given as missing",
     "lists: a multivalent category is one string, its values joined with the separator",

@@ -67,6 +67,18 @@ class Counts:
         }
 
 
+@dataclass
+class Simulation:
+    """World whose days are served, and its folders: the log's, then those of logs of randomized queries alone."""
+
+    config: WorldConfig
+    world: World
+    ids: FeatureIds
+    folders: Sequence[Path]
+    events: EventFiles | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
 def simulate(
     config: SimulatorConfig,
     out: Path,
@@ -89,12 +101,14 @@ def simulate(
     check_simulation(folders, events)
     for folder in folders:
         begin_log(config.world, folder)
-    ids, counts = FeatureIds(world, world_schema(config)), Counts()
+    ids = FeatureIds(world, world_schema(config))
     files = None if events is None else EventFiles(config, events, ids)
+    simulation = Simulation(config.world, world, ids, folders, files)
+    counts = simulation.counts
     policy = crude_policy(config, world)
     for day in islice(days(config.world, world), config.days):
         left = None if config.examples is None else config.examples - counts.examples
-        publish_day(config.world, world, ids, day, policy, folders, counts, left, files)
+        publish_day(simulation, day, policy, left)
         if progress is not None:
             progress(counts.examples)
         if counts.examples == config.examples:
@@ -121,9 +135,8 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
     """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
     shown, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
-    time = queries.time_us[shown.query]
     keys: dict[str, Any] = {
-        **dict.fromkeys(("query_time", "timestamp"), time),
+        **dict.fromkeys(("query_time", "timestamp"), queries.time_us[shown.query]),
         "query_id": query_id,
         "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
         "label": served.clicked.astype(np.int8),
@@ -132,26 +145,14 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
     return ids.table(keys, queries, shown)
 
 
-def publish_day(
-    config: WorldConfig,
-    world: World,
-    ids: FeatureIds,
-    day: Day,
-    policy: Policy,
-    folders: Sequence[Path],
-    counts: Counts,
-    most: int | None = None,
-    events: EventFiles | None = None,
-) -> None:
-    """Serves a day, cut at ``most`` examples, and publishes its impressions, which are added to ``counts``.
-
-    The first folder is the log's; the others get randomized queries alone.
-    """
+def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | None = None) -> None:
+    """Serves a day, cut at ``most`` examples, and publishes and counts its impressions."""
+    config, ids, events, counts = simulation.config, simulation.ids, simulation.events, simulation.counts
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US
     parts: list[tuple[pa.Table, ...]] = []
     left = most
-    for served in serve(config, world, day, policy):
+    for served in serve(config, simulation.world, day, policy):
         parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
         if events is not None:
             has = logged_queries(config, served.queries)[served.impressions.query]
@@ -160,8 +161,7 @@ def publish_day(
             left = None if left is None else left - len(indices)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomized")
-    in_log = None if config.randomized_in_log else pc.invert(drawn)
-    logged = tables if in_log is None else [table.filter(in_log) for table in tables]
+    logged = tables if config.randomized_in_log else [table.filter(pc.invert(drawn)) for table in tables]
     apart = [table.filter(drawn) for table in tables]
     if most is not None and len(logged[0]) >= most:
         logged = [table.slice(0, most) for table in logged]
@@ -172,7 +172,7 @@ def publish_day(
     else:
         begun_queries = len(day.queries)
     counts.queries += int(logged_queries(config, day.queries)[:begun_queries].sum())
-    manifest = _publish(folders[0], config, day, *logged)
+    manifest = _publish(simulation.folders[0], config, day, *logged)
     counts.examples += manifest.rows
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
@@ -182,7 +182,7 @@ def publish_day(
     clicked = rows.column("label").to_numpy() > 0
     counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
     counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
-    for folder in folders[1:]:
+    for folder in simulation.folders[1:]:
         _publish(folder, config, day, *apart)
 
 

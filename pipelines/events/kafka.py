@@ -130,7 +130,7 @@ class _Gather(beam.DoFn):
         # A record becomes a line. An empty one is no object, and is rejected as such.
         values = [value if not value.isspace() and value else b"null" for _, value, _ in records]
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
-        chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
+        chunk = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
         rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]
         chunk = select_kind(self._mapping, self._kind, chunk)
         stamps, chunk = stamps[chunk.rows], replace(chunk, rows=offsets[chunk.rows], rejects=rejects)

@@ -16,7 +16,6 @@ only on the partition's events, so any number of workers may write them any numb
 """
 
 import functools
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ import pyarrow as pa
 from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.history_state import Histories
-from ctr.data.kept_values import stage_with_values, without_values
+from ctr.data.kept_values import without_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -40,15 +39,14 @@ from ctr.data.log import (
     parse_manifest,
     publish_manifest,
 )
-from ctr.data.parquet_files import parquet_bytes
+from ctr.data.parquet_files import parquet_bytes, write_parquet
 from ctr.data.reader import rows_of_table
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record
-from ctr.data.shards import read_shard, shard_schema
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.accounts import UnitReport
-from ctr.pipelines.events.join import Joined, join_partition, sample_joined
+from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.rules import (
     partition_rules,
     route_clicks,
@@ -64,6 +62,7 @@ from ctr.pipelines.events.tables import (
     last_arrival,
     prepare,
 )
+from ctr.pipelines.publish import stage, stage_with_histories
 from ctr.pipelines.tables.input_files import Chunk
 
 MAPPING_FILE = "events.yaml"
@@ -98,67 +97,10 @@ def publish_staged(
         if content:
             manifest = parse_manifest(content, f"the staged partition from {start} on")
             if mapping.feature_schema.histories:
-                manifest = _with_histories(log, mapping, histories, manifest)
+                manifest = stage_with_histories(log, mapping, histories, manifest)
             publish_manifest(log, manifest)
             yield manifest
     histories.save()
-
-
-def _with_histories(log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest) -> Manifest:
-    """Stages a partition again, with its histories, and deletes the shards that have none."""
-    schema = mapping.feature_schema
-    rows = [read_shard(log, entry, schema) for entry in manifest.shards]
-    table = histories.fill(manifest.start, pa.concat_tables(rows or [shard_schema(schema).empty_table()]))
-    staged = _stage(log, mapping, manifest.start, table, manifest.counters)
-    histories.add(manifest.end, table)
-    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
-        (log / "shards" / file).unlink(missing_ok=True)
-    return staged.model_copy(update={"values": manifest.values})
-
-
-def _stage(
-    log: Path,
-    mapping: EventMapping,
-    start: int,
-    examples: pa.Table,
-    counters: dict[str, int],
-    keep_values: Sequence[str] = (),
-) -> Manifest:
-    return stage_with_values(
-        log,
-        mapping.feature_schema,
-        keep_values,
-        start,
-        start + partition_rules(mapping).length,
-        examples,
-        counters=counters,
-        shard_rows=mapping.shard_rows,
-        counts_pages=mapping.sampling is None,
-    )
-
-
-def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
-    """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
-    manifest = _stage(log, mapping, start, joined.examples, joined.counters, mapping.keep_values)
-    path = manifest_path(log, manifest)
-    if (
-        not mapping.feature_schema.histories
-        and path.is_file()
-        and path.read_bytes() != manifest_bytes(manifest)
-    ):
-        raise InputError(
-            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
-            "the first version is kept: publish later events to another log"
-        )
-    aside = {unmatched_path(log, manifest, kind): table for kind, table in joined.unmatched.items()}
-    aside[log / CONFLICTING / f"{manifest.name}.parquet"] = joined.conflicting
-    for path, table in aside.items():
-        if table.num_rows:
-            write_atomic_bytes(path, parquet_bytes(table))
-    if mapping.teacher is not None and joined.teacher_logit is not None:
-        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
-        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
-    return manifest
 
 
 def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
@@ -169,9 +111,7 @@ def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
     """Writes events that arrived after their partition was closed; the same events make the same file."""
-    content = parquet_bytes(without_values(table).combine_chunks())
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    write_atomic_bytes(log / LATE_EVENTS / f"{kind}-{digest}.parquet", content)
+    write_parquet(log / LATE_EVENTS, kind, without_values(table).combine_chunks())
 
 
 _UNUSED_SHOWN = 20
@@ -215,6 +155,7 @@ def stage_events(
     """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
 
     ``events`` has the tables of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
+    Raises InputError if something else was published before.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
@@ -223,7 +164,24 @@ def stage_events(
         joined = replace(joined, teacher_logit=_logits(mapping.teacher.model, start, joined.examples))
     if mapping.sampling is not None:
         joined = sample_joined(rules, start, joined, schema, mapping.sampling.rule)
-    return b"" if joined.is_empty else manifest_bytes(stage_joined(log, mapping, start, joined))
+    if joined.is_empty:
+        return b""
+    manifest = stage(log, mapping, start, joined.examples, counters=joined.counters)
+    path, content = manifest_path(log, manifest), manifest_bytes(manifest)
+    if not schema.histories and path.is_file() and path.read_bytes() != content:
+        raise InputError(
+            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
+            "the first version is kept: publish later events to another log"
+        )
+    aside = {unmatched_path(log, manifest, kind): table for kind, table in joined.unmatched.items()}
+    aside[log / CONFLICTING / f"{manifest.name}.parquet"] = joined.conflicting
+    for path, table in aside.items():
+        if table.num_rows:
+            write_atomic_bytes(path, parquet_bytes(table))
+    if mapping.teacher is not None and joined.teacher_logit is not None:
+        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
+        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
+    return content
 
 
 def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:

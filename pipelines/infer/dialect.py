@@ -17,6 +17,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import check_utf8, is_text_or_number
 from ctr.pipelines.tables.delimited import split_rows
 from ctr.pipelines.tables.input_files import (
+    BYTE_ORDER_MARK,
     Chunk,
     SourceFile,
     faults_named,
@@ -27,7 +28,7 @@ from ctr.pipelines.tables.input_files import (
     open_bytes,
     with_constants,
 )
-from ctr.pipelines.tables.jsonl import BYTE_ORDER_MARK, JsonlReader
+from ctr.pipelines.tables.jsonl import JsonlReader
 from ctr.pipelines.tables.reader import read_table_file, row_group_sizes, table_file_columns
 from ctr.pipelines.tables.rejects import REPEATED_HEADER
 
@@ -77,7 +78,8 @@ def find_table(path: Path, label: str | None) -> TableFiles:
         raise InputError(f"{inputs[0].path}: is empty; a table with a label and a feature is required")
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
-            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
+            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: make rows of it by "
+            "examples/mind/rows.py"
         )
     first = files[0].path
     content = _input_of(first, label)

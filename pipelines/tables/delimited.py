@@ -7,10 +7,9 @@ import csv
 import io
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,14 @@ import pyarrow.csv as pa_csv
 
 from ctr.data.mapping import DelimitedInput
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.input_files import Chunk, SourceFile, faults_named, open_bytes, require_columns
+from ctr.pipelines.tables.input_files import (
+    BYTE_ORDER_MARK,
+    Chunk,
+    SourceFile,
+    faults_named,
+    open_bytes,
+    require_columns,
+)
 from ctr.pipelines.tables.rejects import REPEATED_HEADER, Reject, make_reject
 
 UNCLOSED = "a quote is never closed"
@@ -29,73 +35,35 @@ TEXT_AFTER = "text after a closing quote"
 ALLOWED = "a quoted value ends with a quote before the delimiter or line end; quotes within are doubled"
 
 _QUOTE = b'"'
-_MARK = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)?")
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
 
-@dataclass
-class StrictQuotes:
-    """Csv stream, read-only, with each line of malformed quotes, which a parser would accept, made an invalid one.
+class _StrictQuotes:
+    """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
 
     So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
     within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
     record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
-    it is in, and not all lines until the next quote.
+    it is in, and not all lines until the next quote. It is taken to be never closed where its record, of ``fields``,
+    would be longer than ``limit`` bytes.
     """
 
-    stream: Any  # of bytes; ``read(n)`` returns b"" at its end
-    delimiter: str
-    fields: int  # of a record
-    limit: int  # bytes; a quoted value is taken to be never closed where its record would be longer
-    # Reason and original line, by what stands for the line in the stream.
-    faults: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    closed: bool = False
-    _pending: bytes = b""
-    _ready: bytes = b""
-    _ended: bool = False
-    _begun: bool = False
-
-    def __post_init__(self) -> None:
-        comma = re.escape(self.delimiter).encode()
+    def __init__(self, delimiter: str, fields: int, limit: int) -> None:
+        self._delimiter, self._count, self._limit = delimiter, fields, limit
+        # Reason and original line, by what stands for the line.
+        self.faults: dict[str, tuple[str, bytes]] = {}
+        comma = re.escape(delimiter).encode()
         value = rb'(?:"(?:[^"]++|"")*+"(?=%b|\r|\n|\Z)|(?!")[^%b\r\n]*+)' % (comma, comma)
         self._fields = re.compile(rb"(?:%b%b)*+" % (value, comma))
         self._records = re.compile(rb"(?:(?:%b%b)*+%b(?:\r\n|\r|\n))*+" % (value, comma, value))
         self._last = re.compile(rb"(?:%b%b)*+%b" % (value, comma, value))
 
-    def close(self) -> None:
-        # The stream stays open: it is the caller's.
-        self.closed = True
-
-    def read(self, size: int = -1) -> bytes:
-        """Reads at most ``size`` bytes, whole records wherever they fit; b"" at the end."""
-        if size < 0:
-            pieces = iter(lambda: self.read(1 << 24), b"")
-            return b"".join(pieces)
-        while not self._ready and not self._ended:
-            data = self.stream.read(max(size - len(self._pending), 1 + size // 2))
-            self._ended = not data
-            data = self._pending + data
-            self._ready, cut = self._checked(data, self._ended)
-            self._pending = data[cut:]
-            self._begun = self._begun or cut > 0
-        ready, self._ready = self._ready[:size], self._ready[size:]
-        return ready
-
-    def _checked(self, data: bytes, final: bool) -> tuple[bytes, int]:
-        """Returns checked bytes from the start of ``data``, a record's begin, and the number of bytes consumed."""
-        if _QUOTE not in data:
-            cut = len(data) if final else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-            cut = cut or (len(data) if len(data) > self.limit else 0)
-            return data[:cut], cut
-        begin = len(_MARK) if not self._begun and data.startswith(_MARK) else 0
-        return self._scan(data, begin, final)
-
-    def _scan(self, data: bytes, begin: int, final: bool) -> tuple[bytes, int]:
-        """Replaces each line where a faulty record begins; returns the same as ``_checked``."""
+    def check(self, data: bytes, final: bool) -> tuple[bytes, int]:
+        """Returns the checked records at the start of ``data``, and the number of bytes that they were."""
         pieces: list[bytes] = []
-        passed, record = 0, begin
+        passed = record = 0
         while (record := _end(self._records, data, record)) < len(data):
             if final and self._last.fullmatch(data, record):
                 record = len(data)
@@ -106,20 +74,17 @@ class StrictQuotes:
             is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
             line_end = _end(_LINE, data, record)
             is_cut |= line_end == len(data) and data[-1:] not in (b"\n", b"\r")
-            if is_cut and not final and (data[at : at + 1] != _QUOTE or len(data) - record <= self.limit):
+            if is_cut and not final and (data[at : at + 1] != _QUOTE or len(data) - record <= self._limit):
                 break
             reason = UNCLOSED if quoted is None or quoted.end() > line_end else TEXT_AFTER
-            # A mark belongs to the first record.
-            start = record if record > begin else 0
-            pieces += [data[passed:start], self._replace(reason, data[start:line_end])]
+            pieces += [data[passed:record], self._replace(reason, data[record:line_end])]
             passed = record = line_end
-        record = record if record > begin else 0
         pieces.append(data[passed:record])
         return b"".join(pieces), record
 
     def _replace(self, reason: str, line: bytes) -> bytes:
         token = f"\x02{len(self.faults)}\x02"
-        text = token if self.fields > 1 else f"{token}{self.delimiter}{token}"
+        text = token if self._count > 1 else f"{token}{self._delimiter}{token}"
         self.faults[text] = reason, line.rstrip(b"\r\n")
         return text.encode() + b"\n"
 
@@ -147,7 +112,15 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """
     if form.columns is not None:
         return form.columns
-    line, rows = _read_header(path, form)
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_HEADER_LIMIT))
+        lines = _LINE_END.split(start, form.skip_lines + 1)
+        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
+    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
+    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
+    if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED:
+        # The last one may have been cut.
+        rows = rows[:-1]
     if not line.strip():
         raise InputError(f"{path}: the first line is empty; it must hold the column names")
     if not form.quotes:
@@ -156,18 +129,6 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         return fitted_names(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)), rows)
     except csv.Error as error:
         raise InputError(f"{path}: the first line does not hold column names: {error}") from None
-
-
-def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
-    """Reads the line with the names, and the fields of some lines below it."""
-    with faults_named(path), open_bytes(path) as stream:
-        start = bytes(stream.read(_HEADER_LIMIT))
-        lines = _LINE_END.split(start, form.skip_lines + 1)
-        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
-    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
-    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
-    # The last one may have been cut.
-    return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
@@ -213,68 +174,90 @@ def read_delimited(
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)
-    refused: deque[Any] = deque()
+    # Columns that are not wanted get unique names, since a header may repeat them.
+    read = set(wanted)
+    column_names = [name if name in read else f"\0{index}" for index, name in enumerate(names)]
+    kinds = {
+        name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary() for name in wanted
+    }
+    converting = pa_csv.ConvertOptions(
+        include_columns=list(wanted),
+        column_types=kinds,
+        strings_can_be_null=True,
+        null_values=list(form.nulls),
+    )
+    refused: list[Any] = []
 
     def refuse(row: Any) -> str:
         refused.append(row)
         return "skip"
 
-    # Columns that are not wanted get unique names, since a header may repeat them.
-    read = set(wanted)
-    column_names = [name if name in read else f"\0{index}" for index, name in enumerate(names)]
-    first = 1 + form.skip_lines + form.header
+    parsing = pa_csv.ParseOptions(
+        delimiter=form.field_delimiter,
+        quote_char='"' if form.quotes else False,
+        newlines_in_values=form.quotes,
+        invalid_row_handler=refuse,
+    )
+    quotes = _StrictQuotes(form.field_delimiter, len(names), block_bytes)
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
-    faults: dict[str, tuple[str, bytes]] = {}
-    with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
-        content = stream
-        if form.quotes:
-            quotes = StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
-            content = pa.PythonFile(quotes, mode="r")
-        kinds = {
-            name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
-            for name in wanted
-        }
-        try:
-            reader = pa_csv.open_csv(
-                content,
-                # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
-                pa_csv.ReadOptions(
-                    use_threads=False, block_size=block_bytes, column_names=column_names, skip_rows=first - 1
-                ),
-                pa_csv.ParseOptions(
-                    delimiter=form.field_delimiter,
-                    quote_char='"' if form.quotes else False,
-                    newlines_in_values=form.quotes,
-                    invalid_row_handler=refuse,
-                ),
-                pa_csv.ConvertOptions(
-                    include_columns=list(wanted),
-                    column_types=kinds,
-                    strings_can_be_null=True,
-                    null_values=list(form.nulls),
-                ),
+    row = 1 + form.skip_lines + form.header
+    with faults_named(source.path), _quiet_about_text():
+        for block in _records(source.path, form, quotes, block_bytes):
+            refused.clear()
+            # One thread: only then does Arrow number the refused rows.
+            reading = pa_csv.ReadOptions(
+                use_threads=False, block_size=len(block) + 1, column_names=column_names
             )
-        except pa.ArrowInvalid as error:
-            if "Empty CSV file" in str(error):
-                return
-            raise
-        row = first
-        for batch in reader:
-            # Arrow parses ahead: what it refused by now may stand after this batch's last row.
-            numbers = np.array([bad.number for bad in list(refused)], np.int64) - row
-            places = np.ones(batch.num_rows + len(numbers), bool)
-            places[numbers[numbers < len(places)]] = False
-            rows = row + np.flatnonzero(places)[: batch.num_rows]
-            row = int(rows[-1]) + 1 if len(rows) else row
-            rejects = []
-            while refused and refused[0].number < row:
-                rejects += _field_rejects(source, refused.popleft(), faults, header)
-            chunk = Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
+            try:
+                table = pa_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
+            except pa.ArrowInvalid as error:
+                fault = str(error)
+                if "Empty CSV file" in fault:
+                    continue
+                if number := re.search(r"Row #([0-9]+)", fault):
+                    # Arrow counts the rows of the block.
+                    fault = fault.replace(number[0], f"Row #{row + int(number[1]) - 1}", 1)
+                raise pa.ArrowInvalid(fault) from None
+            good = np.ones(table.num_rows + len(refused), bool)
+            good[[bad.number - 1 for bad in refused]] = False
+            rejects = [
+                reject
+                for bad in refused
+                for reject in _field_rejects(source, bad, row + bad.number - 1, quotes.faults, header)
+            ]
+            chunk = Chunk(source.number, table, row + np.flatnonzero(good), rejects)
+            row += len(good)
             yield chunk if header is None else header.set_aside(chunk)
-        if refused or row == first:
-            nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
-            rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults, header)]
-            yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
+
+
+def _records(path: Path, form: DelimitedInput, quotes: _StrictQuotes, block_bytes: int) -> Iterator[bytes]:
+    """Yields the records below the header, whole ones, about ``block_bytes`` at a time."""
+    skipped = form.skip_lines + form.header
+    with open_bytes(path) as stream:
+        rest = bytes(stream.read(len(BYTE_ORDER_MARK))).removeprefix(BYTE_ORDER_MARK)
+        final = False
+        while not final:
+            part = bytes(stream.read(block_bytes))
+            final = not part
+            data = rest + part
+            if skipped:
+                lines = _LINE_END.split(data, skipped)
+                if len(lines) <= skipped and not final:
+                    rest = data
+                    continue
+                data, skipped = lines[skipped] if len(lines) > skipped else b"", 0
+            if form.quotes and _QUOTE in data:
+                block, cut = quotes.check(data, final)
+            else:
+                cut = len(data) if final else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+                block = data[:cut]
+            rest = data[cut:]
+            if len(rest) > block_bytes:
+                raise InputError(
+                    f"{path}: a record is longer than the read buffer; check for a quote that is never closed"
+                )
+            if block:
+                yield block
 
 
 class _Header:
@@ -331,16 +314,20 @@ def _quiet_about_text() -> Iterator[None]:
 
 
 def _field_rejects(
-    source: SourceFile, bad: Any, faults: Mapping[str, tuple[str, bytes]], header: _Header | None
+    source: SourceFile,
+    bad: Any,
+    row: int,
+    faults: Mapping[str, tuple[str, bytes]],
+    header: _Header | None,
 ) -> list[Reject]:
     if header is not None and header.repeats(bad.text):
-        return [header.reject(bad.number)]
+        return [header.reject(row)]
     if bad.text in faults:
         reason, line = faults[bad.text]
-        return [make_reject(source.number, bad.number, "line", reason, line, ALLOWED)]
+        return [make_reject(source.number, row, "line", reason, line, ALLOWED)]
     lines = bad.text.count("\n") + 1
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")
     # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
     allowed = f"{bad.expected_columns} fields"
-    return [make_reject(source.number, bad.number, "line", reason, text, allowed)] * lines
+    return [make_reject(source.number, row, "line", reason, text, allowed)] * lines

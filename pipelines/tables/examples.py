@@ -41,10 +41,8 @@ from ctr.pipelines.tables.convert import (
     show_bytes,
 )
 from ctr.pipelines.tables.input_files import Chunk, SourceFile
-from ctr.pipelines.tables.reader import SideTable, read_files
+from ctr.pipelines.tables.reader import Columns, SideTable, read_files
 from ctr.pipelines.tables.rejects import EARLY_ROWS, Reject, RejectLog, make_reject
-
-Columns = dict[str, pa.Array]
 
 
 class Verdict:
@@ -90,30 +88,18 @@ def checked_columns(
         columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
             verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
-    table = pa.table(columns)
     for side in sides:
-        table = side.attach(table) if not side.has_times else table
-    return {name: table.column(name).combine_chunks() for name in table.column_names}
-
-
-def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
-    time = mapping.time
-    if time.row_order is not None:
-        times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
-        outside = (times < 0) | (times >= TIME_LIMIT_US)
-        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
-        return times
-    return read_time_column(time, "time", columns, verdict)
+        if not side.has_times:
+            columns |= side.look_up(columns[side.key], np.zeros(len(chunk.rows), np.int64))
+    return columns
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
     """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
-    assert time.column is not None
-    times, bad = parse_column(time.column, columns, parse_times, time)
+    times, bad = parse_column(str(time.column), columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
     allowed = f"{time.form}{zones}, {time.range_text}"
-    verdict.refuse(bad, key, "unreadable or out of range", columns[time.column], allowed)
+    verdict.refuse(bad, key, "unreadable or out of range", columns[str(time.column)], allowed)
     return times
 
 
@@ -122,16 +108,6 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
-
-
-def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int8 labels; ``NO_LABEL`` where the mapping has none."""
-    if mapping.label is None:
-        return np.full(len(verdict.good), NO_LABEL, np.int8)
-    name = mapping.label.column
-    labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
-    verdict.refuse(bad, "label", "not a label", columns[name], allowed)
-    return np.asarray(labels)
 
 
 def read_further_labels(
@@ -191,7 +167,7 @@ def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.nda
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(name, columns, parse_weights)
     verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
-    return np.asarray(weights)
+    return weights
 
 
 def add_derived(derive: Table[str, Derived], columns: Columns, times: np.ndarray, verdict: Verdict) -> None:
@@ -250,10 +226,8 @@ def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *argume
 
 # Columns with the source of each example, beside a shard's columns; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
-_ORIGIN = (
-    pa.field(FILE_COLUMN, pa.int32(), nullable=False),
-    pa.field(ROW_COLUMN, pa.int64(), nullable=False),
-)
+_FILE_FIELD = pa.field(FILE_COLUMN, pa.int32(), nullable=False)
+_ROW_FIELD = pa.field(ROW_COLUMN, pa.int64(), nullable=False)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -271,7 +245,7 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
     fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    return pa.schema([*shard_schema(schema), *fields, *_ORIGIN])
+    return pa.schema([*shard_schema(schema), *fields, _FILE_FIELD, _ROW_FIELD])
 
 
 def _is_local(time: Time, chunk: Chunk) -> bool:
@@ -299,13 +273,21 @@ def make_examples(
     """
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
-    times = read_times(mapping, columns, chunk, first, verdict)
+    if mapping.time.row_order is None:
+        times = read_time_column(mapping.time, "time", columns, verdict)
+    else:
+        order = mapping.time.row_order
+        times = order.start_us + (first + chunk.rows - 1) * order.step_us
+        outside = (times < 0) | (times >= TIME_LIMIT_US)
+        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
     for side in sides:
         if side.has_times:
-            # What held at the rows' own times.
-            looked_up = side.attach(pa.table({side.key: columns[side.key]}), times)
-            columns |= {name: looked_up.column(name).combine_chunks() for name in side.columns.column_names}
-    labels = read_labels(mapping, columns, verdict)
+            columns |= side.look_up(columns[side.key], times)
+    labels = np.full(len(times), NO_LABEL, np.int8)
+    if mapping.label is not None:
+        name = mapping.label.column
+        labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
+        verdict.refuse(bad, "label", "not a label", columns[name], allowed)
     further = read_further_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
     # The time keeps apart the same lines of files that have one name on different days.
@@ -327,32 +309,31 @@ def make_examples(
         **further,
     }
     raw = {name: columns[name] for name in schema.read_sources}
-    origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
-    tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
+    tables = [pa.table(keys), pa.table(raw)]
+    rows = chunk.rows[verdict.good]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.keep_values)))
-    fields = spill_schema(mapping)
-    for name in tables[2].column_names:
-        packed = packed.append_column(fields.field(name), tables[2].column(name))
-    return packed, verdict.rejects
+    packed = pack_table(schema, *tables, tuple(value_columns(schema, mapping.keep_values)))
+    packed = packed.append_column(_FILE_FIELD, [np.full(len(rows), chunk.file, np.int32)])
+    return packed.append_column(_ROW_FIELD, [rows]), verdict.rejects
 
 
 def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
-) -> Iterator[Result]:
-    """Yields the results of ``work`` in the order of the items; so many of the next ones are under way meanwhile."""
+) -> Iterator[tuple[Item, Result]]:
+    """Yields each item with the result of ``work``, in order; so many of the next ones are under way meanwhile."""
     with ThreadPoolExecutor(workers, "ingest") as pool:
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[tuple[Item, Future[Result]]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append((item, pool.submit(work, item)))
                 if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            for done, future in waiting:
+                yield done, future.result()
         finally:
-            for future in waiting:
+            for _, future in waiting:
                 future.cancel()
 
 
@@ -416,10 +397,10 @@ class Reading:
 
     rejects: RejectLog
     times: TimesRead
+    line: int = 0  # lines of the files before, which ``row_order`` counts
     rows: int = 0
-    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
-    # The lines before each file and the number of its own, by its number; without blank files.
-    lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file, as lines are
+    lines_of: Counter[int] = field(default_factory=Counter)
 
 
 def read_examples(
@@ -427,32 +408,26 @@ def read_examples(
     sources: Sequence[SourceFile],
     block_bytes: int,
     reading: Reading,
-    line: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
     """Yields the examples of each chunk of input files, in order, and updates ``reading``.
 
-    ``row_order`` counts the lines before each file, from ``line`` on. ``progress`` is called with the number of rows
-    read since its last call.
+    ``progress`` is called with the number of rows read since its last call.
     """
     names = string_ids(pa.array([source.name for source in sources], pa.string()))
     name_hashes = {source.number: names[index] for index, source in enumerate(sources)}
 
-    def make(
-        job: tuple[Chunk, tuple[SideTable, ...], int],
-    ) -> tuple[Chunk, int, pa.Table, list[Reject], bool]:
-        chunk, sides, before = job
-        table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
-        return chunk, before, table, rejects, _is_local(mapping.time, chunk)
+    def make(job: tuple[Chunk, tuple[SideTable, ...], int]) -> tuple[pa.Table, list[Reject]]:
+        return make_examples(mapping, name_hashes[job[0].file], *job)
 
-    chunks = read_files(mapping, sources, block_bytes, line)
-    for chunk, before, table, rejects, local in work_ahead(make, chunks, _WORKERS, _AHEAD):
-        _, lines = reading.lines_of.get(chunk.file, (0, 0))
-        reading.lines_of[chunk.file] = before, max(chunk.last_row, lines)
+    chunks = read_files(mapping, sources, block_bytes, reading.line)
+    for (chunk, _, _), (table, rejects) in work_ahead(make, chunks, _WORKERS, _AHEAD):
+        reading.lines_of[chunk.file] = max(chunk.last_row, reading.lines_of[chunk.file])
         reading.rows += chunk.count
         reading.rows_of[chunk.file] += chunk.count
         reading.rejects.add(rejects)
-        reading.times.add(table.column("query_time").to_numpy(), chunk.file, local)
+        times = table.column("query_time").to_numpy()
+        reading.times.add(times, chunk.file, _is_local(mapping.time, chunk))
         if reading.rows >= EARLY_ROWS:
             reading.rejects.check(reading.rows)
         if progress is not None:

@@ -16,9 +16,8 @@ the next, and a file that is in the log is not added again.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,14 @@ import pyarrow as pa
 
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
-from ctr.data.kept_values import stage_with_values, values_path
-from ctr.data.log import Manifest, check_no_overlap, create_log, list_partitions
-from ctr.data.mapping import Mapping, Query
+from ctr.data.kept_values import values_path
+from ctr.data.log import Manifest, check_no_overlap, create_log, list_partitions, partition_name
+from ctr.data.mapping import Mapping
 from ctr.data.shards import KEY_COLUMNS, sort_rows
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, hold, is_temporary, make_folder, names_in
+from ctr.io.files import file_sha256, hold, make_folder, names_in, remove_temporaries
+from ctr.pipelines.publish import stage
 from ctr.pipelines.spill import PartitionSpill, read_state_tables, spill_folder, write_state_tables
 from ctr.pipelines.tables.convert import mix_ids
 from ctr.pipelines.tables.examples import (
@@ -64,10 +64,10 @@ from ctr.pipelines.tables.state import (
     check_published,
     check_rules,
     commit,
-    compare_inputs,
     digest_of,
     finish_publishing,
     input_files,
+    is_ingested,
     last_time,
     read_state,
     rules_of,
@@ -76,25 +76,17 @@ from ctr.pipelines.tables.state import (
 # Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries.
 GROUP_COLUMN = "@group"
 
-_FILES_NAMED = 3
+_NAMED = 3  # of the files at fault
+BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
+EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wrong unit of time than a log
 
 
-def spill_rows(mapping: Mapping, tables: Iterable[pa.Table], folder: Path) -> PartitionSpill:
-    """Stores all rows by partition, with their query ids and times.
+def with_queries(tables: Iterable[pa.Table], gap_us: int | None, arrival: Path) -> Iterator[pa.Table]:
+    """Yields the rows in order, once all have come, with their queries; the group becomes a column of its own.
 
-    The tables are under ``spill_schema``, with groups for query ids and rows' own times for query times.
+    The tables are under ``spill_schema``, with groups for query ids and rows' own times for query times. They wait in
+    the file ``arrival``.
     """
-    folder.mkdir()
-    spill = PartitionSpill(folder, mapping.partition_us)
-    for table in (
-        tables if mapping.query is None else _with_queries(mapping.query, tables, folder / "arrival")
-    ):
-        spill.append(table)
-    return spill
-
-
-def _with_queries(query: Query, tables: Iterable[pa.Table], arrival: Path) -> Iterator[pa.Table]:
-    """Yields the rows in order, once all have come, with their queries; the group becomes a column of its own."""
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     writer = None
     with pa.OSFile(str(arrival), "wb") as file, ExitStack() as stack:
@@ -105,7 +97,6 @@ def _with_queries(query: Query, tables: Iterable[pa.Table], arrival: Path) -> It
             times.append(table.column("query_time").to_numpy())
     if writer is None:
         return
-    gap_us = None if query.session is None else query.session.gap_us
     query_ids, query_times = assign_queries(np.concatenate(groups), np.concatenate(times), gap_us)
     first = 0
     with pa.memory_map(str(arrival)) as stored, pa.ipc.open_stream(stored) as reader:
@@ -153,13 +144,6 @@ def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
     return table
 
 
-def sorted_partitions(
-    spill: PartitionSpill, starts: Sequence[int]
-) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
-    """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
-    return work_ahead(lambda start: (start, *sorted_once(spill.pop(start))), starts, 1, 1)
-
-
 def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
     table = sort_rows(table)
@@ -177,48 +161,14 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     return table.filter(pa.array(~repeated)), rejects
 
 
-def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table) -> Manifest:
-    """Stages a partition of ``sorted_partitions``, with its histories and values.
-
-    Its rows are known to later partitions.
-    """
-    end = start + mapping.partition_us
-    table = histories.fill(start, table)
-    options = {"shard_rows": mapping.shard_rows, "labeled": mapping.label is not None}
-    names = mapping.keep_values
-    manifest = stage_with_values(out, mapping.feature_schema, names, start, end, table, **options)
-    histories.add(end, table)
-    return manifest
-
-
-def remove_leftovers(
-    out: Path, mapping: Mapping, starts: Iterable[int], manifests: Iterable[Manifest], rejects: Path
-) -> None:
-    """Deletes shards and values of these partitions that no manifest names, and temporary files.
-
-    Before partitions that are published, readers would take the manifests of such shards for lost.
-    """
-    stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
-    named = {out / "shards" / shard.file for manifest in manifests for shard in manifest.shards}
-    named |= {values_path(out, part.name, part.values) for part in manifests if part.values is not None}
-    for folder in (out / "shards", out / VALUES):
-        for path in (folder / name for name in names_in(folder, "")):
-            if path not in named and path.name.startswith(stems):
-                path.unlink(missing_ok=True)
-    for folder in (out / "manifests", out / "rejects"):
-        for path in folder.glob("*"):
-            if is_temporary(path) and path.name.startswith((*stems, rejects.name)):
-                path.unlink(missing_ok=True)
-
-
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
     """Describes rows, of ``total``, whose partition, of a length in microseconds, is published already."""
     files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
     numbers, counts = np.unique(files, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_FILES_NAMED]
+    most = np.argsort(-counts, kind="stable")[:_NAMED]
     named = [f"{names[numbers[index]]} ({counts[index]})" for index in most]
-    if len(numbers) > _FILES_NAMED:
-        named.append(f"{len(numbers) - _FILES_NAMED} more files")
+    if len(numbers) > _NAMED:
+        named.append(f"{len(numbers) - _NAMED} more files")
     first = int(np.lexsort([lines, files])[0])
     start = int(times[first]) // length * length
     partitions = len(np.unique(times // length))
@@ -227,10 +177,6 @@ def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -
         f"{', '.join(named)}; the first is {names[files[first]]} row {lines[first]} at "
         f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + length)})"
     )
-
-
-BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
-EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wrong unit of time than a log
 
 
 def few(names: Sequence[str]) -> str:
@@ -290,39 +236,50 @@ class IngestResult:
         return text + "".join(f"\nwarning: {warning}" for warning in self.warnings)
 
 
+@dataclass(frozen=True)
+class IngestSettings:
+    """How files are ingested.
+
+    Attributes:
+        append: more files will come: the rows of partitions that may still get some are held back, until one comes that
+            is later than the end of the partition by the allowed lateness (and the gap of sessions).
+        allowed_lateness_us: microseconds that a row may come later than others.
+        max_reject_share: a larger share of rejected rows stops the ingest.
+        progress: called with the number of rows read since its last call.
+        block_bytes: read of a file at a time; they change nothing in the log.
+        now_us: query times from it on are warned of. None: the time of the machine's clock.
+    """
+
+    append: bool = False
+    allowed_lateness_us: int = 0
+    max_reject_share: float = MAX_REJECT_SHARE
+    progress: Callable[[int], None] | None = None
+    block_bytes: int = BLOCK_BYTES
+    now_us: int | None = None
+
+
 def ingest(
-    mapping: Mapping,
-    inputs: Sequence[Path],
-    out: Path,
-    *,
-    append: bool = False,
-    allowed_lateness_us: int = 0,
-    max_reject_share: float = MAX_REJECT_SHARE,
-    progress: Callable[[int], None] | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    now_us: int | None = None,
+    mapping: Mapping, inputs: Sequence[Path], out: Path, settings: IngestSettings | None = None
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
-    Rows of the inputs count as arriving in their order; without any, and without ``append``, what is held back is
-    published. With ``append`` more files will come: the rows of partitions that may still get some are held back, until
-    one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
+    Rows of the inputs count as arriving in their order; without any, and unless more will come (``append``), what is
+    held back is published.
 
-    Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
-    number of rows read since its last call; ``block_bytes`` change nothing in the log. Raises InputError: no input or
-    no example in it, a missing column, a damaged file, too many rejects, a log of another schema, or rows of partitions
-    that are closed.
+    Raises InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of
+    another schema, or rows of partitions that are closed.
     """
     started = time.perf_counter()
-    check_reject_share(max_reject_share)
-    sources = input_files(out, mapping, inputs, append)
+    settings = settings or IngestSettings()
+    check_reject_share(settings.max_reject_share)
+    sources = input_files(out, mapping, inputs, settings.append)
     make_folder(out / FOLDER)
     with spill_folder(out) as folder, hold(out / FOLDER):
-        work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
+        work = _Ingest(mapping, sources, out, settings)
         try:
-            staged = work.run(folder, progress, block_bytes)
+            staged = work.run(folder)
         except BaseException:
-            work.write_rejects()
+            work.rejects.write()
             raise
         return work.result(staged, time.perf_counter() - started)
 
@@ -331,79 +288,84 @@ class _Ingest:
     """An ingest while it holds the lock of the log's ingests."""
 
     def __init__(
-        self,
-        mapping: Mapping,
-        files: Sequence[SourceFile],
-        out: Path,
-        append: bool,
-        lateness_us: int,
-        max_reject_share: float,
-        now_us: int | None,
+        self, mapping: Mapping, files: Sequence[SourceFile], out: Path, settings: IngestSettings
     ) -> None:
-        self._mapping, self._out, self._append = mapping, out, append
-        session = None if mapping.query is None else mapping.query.session
-        self._open_us = lateness_us + (0 if session is None else session.gap_us)
+        self._mapping, self._out, self._settings = mapping, out, settings
         state = read_state(out)
         # What a killed ingest has committed but not published.
         self._completed = state.publishing
-        self._state = finish_publishing(out, state)
-        check_rules(out, self._state, rules_of(mapping))
-        self._inputs = compare_inputs(files, self._state, append)
+        self._state = state = finish_publishing(out, state)
+        check_rules(out, state, rules_of(mapping))
+        ingested = [source for source in files if is_ingested(state, source)]
+        new = [source for source in files if source not in ingested]
+        before = {file.name for file in state.inputs}
         # Most of its rows would be added again, or fall into partitions that are published.
-        if changed := self._inputs.changed:
+        if changed := [source.name for source in new if source.name in before]:
             raise InputError(
                 f"input {few(changed)}: {out} has a file of this name with other content, and a published "
                 "partition never changes; nothing was added",
                 "give the rows that are missing in a file of another name, or ingest all files into another output "
                 "directory",
             )
-        self._rejects = RejectLog(self._inputs.names, max_reject_share)
-        self._rejects_path = self._inputs.rejects_path(out)
-        self._times = TimesRead(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
-        self._last_before = last_time(out, self._state)
+        self._ingested = [source.name for source in ingested]
+        self._sources = [replace(source, number=number) for number, source in enumerate(new)]
+        # More files will come: without a new one nothing changes.
+        self._held = None if settings.append and not new else state.held
+        held = {} if self._held is None else self._held.inputs
+        self._held_numbers = sorted(map(int, held))
+        names = [source.name for source in self._sources]
+        # Named after the inputs, or else the held rows, so that the rejects of another day's ingest into the log stay.
+        digest = digest_of(*(names or ([] if self._held is None else [self._held.file])))
+        self.rejects = RejectLog(
+            [*names, *(held[str(number)] for number in self._held_numbers)],
+            settings.max_reject_share,
+            out / "rejects" / f"{digest}.jsonl",
+        )
+        # Without rows that wait, the lines of the files of one command count by themselves.
+        continues = settings.append or state.held is not None or bool(ingested and new)
+        now_us = time.time_ns() // 1000 if settings.now_us is None else settings.now_us
+        self._reading = Reading(
+            self.rejects, TimesRead(EARLY_US, now_us), line=state.lines if continues else 0
+        )
+        self._last_before = last_time(out, state)
         self._histories = Histories(out, mapping.feature_schema, checked=False)
         self._warnings: list[str] = []
-        self._rows = self._held_rows = 0
-        self._held_before = 0 if self._inputs.held is None else self._inputs.held.rows
+        self._held_rows = 0
+        self._held_before = 0 if self._held is None else self._held.rows
 
-    def run(
-        self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int
-    ) -> Sequence[Manifest]:
+    def run(self, folder: Path) -> Sequence[Manifest]:
         """Reads, spills and publishes all rows; returns the manifests of the new partitions."""
-        mapping, inputs, out = self._mapping, self._inputs, self._out
-        reading = Reading(self._rejects, self._times)
-        tables = read_examples(mapping, inputs.sources, block_bytes, reading, inputs.first_line, progress)
-        with ExitStack() as stack:
-            hashing = ThreadPoolExecutor(1, "ingest-hash")
-            stack.callback(hashing.shutdown, cancel_futures=True)
-            hashes = [hashing.submit(file_sha256, source.path) for source in inputs.sources]
-            spill = spill_rows(mapping, chain(self._held_tables(), tables), folder / "rows")
-            self._rows = reading.rows
-            self._rejects.check(self._rows)
-            if inputs.sources:
-                self._require_examples()
-            empty = [source.name for source in inputs.sources if not reading.rows_of[source.number]]
-            if empty:
-                total = len(inputs.sources)
-                self._warnings.append(f"{len(empty)} of {total} files hold no rows: {few(empty)}")
-            added: list[InputFile] = []
-            line = inputs.first_line
-            for source, sha256 in zip(inputs.sources, hashes, strict=True):
-                first, lines = reading.lines_of.get(source.number, (line, 0))
-                added.append(
-                    InputFile(
-                        name=source.name,
-                        bytes=source.path.stat().st_size,
-                        sha256=sha256.result(),
-                        rows=reading.rows_of[source.number],
-                        first_line=first,
-                        lines=lines,
-                    )
+        mapping, out, reading = self._mapping, self._out, self._reading
+        read = read_examples(
+            mapping, self._sources, self._settings.block_bytes, reading, self._settings.progress
+        )
+        tables: Iterator[pa.Table] = chain(self._held_tables(), read)
+        if mapping.query is not None:
+            gap_us = None if mapping.query.session is None else mapping.query.session.gap_us
+            tables = with_queries(tables, gap_us, folder / "arrival")
+        spill = PartitionSpill(folder, mapping.partition_us)
+        for table in tables:
+            spill.append(table)
+        self.rejects.check(reading.rows)
+        if self._sources:
+            self._require_examples()
+        added: list[InputFile] = []
+        line = reading.line
+        for source in self._sources:
+            added.append(
+                InputFile(
+                    name=source.name,
+                    bytes=source.path.stat().st_size,
+                    sha256=file_sha256(source.path),
+                    rows=reading.rows_of[source.number],
+                    first_line=line,
+                    lines=reading.lines_of[source.number],
                 )
-                line = first + lines
+            )
+            line += added[-1].lines
         begin_state(out)
         create_log(out, mapping.feature_schema)
-        self._warn_of_copies(added)
+        self._warn_of_files(added)
         # Before publishing, so that lost files and unreadable histories can still be restored.
         check_published(out, self._state)
         self._histories.at_end()
@@ -411,28 +373,30 @@ class _Ingest:
 
     def _held_tables(self) -> Iterator[pa.Table]:
         """Yields the rows held back earlier, in order of arrival; their files are numbered after the input's."""
-        if (held := self._inputs.held) is None:
+        if self._held is None:
             return
-        held_numbers = np.array(list(self._inputs.held_files), np.int64)
-        for table in read_state_tables(self._out / FOLDER / held.file, REMEDY):
-            numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
-            numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
+        for table in read_state_tables(self._out / FOLDER / self._held.file, REMEDY):
+            numbers = np.searchsorted(self._held_numbers, table.column(FILE_COLUMN).to_numpy())
+            numbers = (numbers + len(self._sources)).astype(np.int32)
             yield replace_columns(table, **{FILE_COLUMN: numbers})
 
     def _require_examples(self) -> None:
-        if len(self._rejects.rejects) != self._rows:
+        rows, rejects = self._reading.rows, self.rejects.rejects
+        if len(rejects) != rows:
             return
-        names = few([source.name for source in self._inputs.sources])
-        if not self._rows:
+        names = few([source.name for source in self._sources])
+        if not rows:
             raise InputError(f"{self._out}: nothing was added: no row in {names}")
-        reason, count = next(iter(reject_reasons(self._rejects.rejects).items()))
+        reason, count = next(iter(reject_reasons(rejects).items()))
         raise InputError(
-            f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
-            f"({count} rows); see {self._rejects_path}"
+            f"{self._out}: nothing was added: all {rows} rows of {names} were rejected, most often {reason} "
+            f"({count} rows); see {self.rejects.path}"
         )
 
-    def _warn_of_copies(self, added: Sequence[InputFile]) -> None:
-        """Warns of files with the same bytes as others under other names, now or before."""
+    def _warn_of_files(self, added: Sequence[InputFile]) -> None:
+        """Warns of files without rows, and of those with the same bytes as others under other names, now or before."""
+        if empty := [file.name for file in added if not file.rows]:
+            self._warnings.append(f"{len(empty)} of {len(added)} files hold no rows: {few(empty)}")
         names = {file.sha256: file.name for file in reversed(self._state.inputs)}
         for file in added:
             other = names.setdefault(file.sha256, file.name)
@@ -449,20 +413,25 @@ class _Ingest:
         length = mapping.partition_us
         for start in starts:
             check_no_overlap(out, start, start + length)
-        held_until = 0 if self._inputs.held is None else self._inputs.held.last_time
-        latest = max(held_until, self._times.last or 0)
-        closed = [start for start in starts if start in published]
+        latest = max(0 if self._held is None else self._held.last_time, self._reading.times.last or 0)
+        open_from = latest - self._settings.allowed_lateness_us
+        if mapping.query is not None and mapping.query.session is not None:
+            open_from -= mapping.query.session.gap_us
         new = [start for start in starts if start not in published]
-        held = [start for start in new if self._append and start + length > latest - self._open_us]
+        held = [start for start in new if self._settings.append and start + length > open_from]
         due = [start for start in new if start not in held]
-        self._reject_closed(spill, closed)
+        self._reject_closed(spill, [start for start in starts if start in published])
         staged: list[Manifest] = []
+
+        def sort(start: int) -> tuple[pa.Table, list[Reject]]:
+            return sorted_once(spill.pop(start))
+
         try:
-            for start, table, duplicates in sorted_partitions(spill, due):
-                staged.append(stage(out, mapping, self._histories, start, table))
-                self._rejects.add(duplicates)
+            for start, (table, duplicates) in work_ahead(sort, due, 1, 1):
+                staged.append(stage(out, mapping, start, table, self._histories))
+                self.rejects.add(duplicates)
                 # Duplicates may lie among the input's rows and the held rows.
-                self._rejects.check(self._rows + self._held_before)
+                self.rejects.check(self._reading.rows + self._held_before)
             self._warn_of_order(staged, published)
             change = {
                 "inputs": (*self._state.inputs, *added),
@@ -471,47 +440,57 @@ class _Ingest:
                 "rules": rules_of(mapping),
             }
             # Once it is committed, an ingest that is killed does not read its files again.
-            self.write_rejects()
+            self.rejects.write()
             self._state = commit(out, self._state.model_copy(update=change))
-        except BaseException:
-            left = set(due) - {start for start, _ in list_partitions(out)}
-            remove_leftovers(out, mapping, left, read_state(out).publishing, self._rejects_path)
-            raise
-        self._histories.save()
-        done = [*self._completed, *staged]
-        remove_leftovers(out, mapping, [manifest.start for manifest in done], done, self._rejects_path)
+            self._histories.save()
+        finally:
+            self._remove_leftovers(due, staged)
         return staged
+
+    def _remove_leftovers(self, due: Sequence[int], staged: Sequence[Manifest]) -> None:
+        """Deletes what no manifest names of partitions that were due, now or in a killed ingest.
+
+        Before partitions that are published, readers would take the manifests of such shards for lost.
+        """
+        out, published = self._out, list_partitions(self._out)
+        manifests = [*self._completed, *read_state(out).publishing]
+        manifests += [manifest for manifest in staged if (manifest.start, manifest.end) in published]
+        named = {out / "shards" / shard.file for manifest in manifests for shard in manifest.shards}
+        named |= {values_path(out, part.name, part.values) for part in manifests if part.values is not None}
+        starts = (*due, *(manifest.start for manifest in self._completed))
+        stems = tuple(partition_name(start, start + self._mapping.partition_us) for start in starts)
+        for folder in (out / "shards", out / VALUES):
+            for path in (folder / name for name in names_in(folder, "")):
+                if path not in named and path.name.startswith(stems):
+                    path.unlink(missing_ok=True)
+        for folder in (out / "manifests", out / "rejects"):
+            remove_temporaries(folder)
 
     def _reject_closed(self, spill: PartitionSpill, starts: Sequence[int]) -> None:
         """Rejects the rows of published partitions; InputError where they are too many."""
-        out, closed = self._out, []
-        for _, table, duplicates in sorted_partitions(spill, starts):
-            self._rejects.add(duplicates)
+        closed = []
+        for start in starts:
+            table, duplicates = sorted_once(spill.pop(start))
+            self.rejects.add(duplicates)
             closed.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
         if not closed:
             return
-        rows = pa.concat_tables(closed)
-        text = closed_text(rows, self._rows, self._rejects.names, self._mapping.partition_us)
-        if rows.num_rows > self._rejects.max_share * self._rows:
+        rows, total = pa.concat_tables(closed), self._reading.rows
+        text = closed_text(rows, total, self.rejects.names, self._mapping.partition_us)
+        if rows.num_rows > self._settings.max_reject_share * total:
             raise InputError(
-                f"{out}: nothing was added: {text}",
+                f"{self._out}: nothing was added: {text}",
                 "ingest these files and those before them into a new output directory, in one command or in order of "
                 "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )
-        allowed = "times in partitions that are not published"
-        self._rejects.add(
-            make_reject(
-                row[FILE_COLUMN],
-                row[ROW_COLUMN],
-                "partition",
-                "already published",
-                format_time(row["query_time"]),
-                allowed,
-            )
-            for row in rows.to_pylist()
+        columns = (rows.column(name).to_pylist() for name in rows.column_names)
+        reason, allowed = "already published", "times in partitions that are not published"
+        self.rejects.add(
+            make_reject(file, row, "partition", reason, format_time(time_us), allowed)
+            for file, row, time_us in zip(*columns, strict=True)
         )
         self._warnings.append(f"{text}; they were rejected; for more files use --append")
-        self._rejects.check(self._rows)
+        self.rejects.check(total)
         self._require_examples()
 
     def _hold(
@@ -520,7 +499,7 @@ class _Ingest:
         """Stores the rows of open partitions; held rows that were not read stay as they are."""
         before = self._state.held
         if not starts:
-            return before if self._inputs.held is None else None
+            return before if self._held is None else None
         file = f"held-{digest_of(before.file if before else '', *(file.sha256 for file in added))}.arrow"
         numbers: set[int] = set()
 
@@ -529,26 +508,22 @@ class _Ingest:
                 table = spill.pop(start)
                 if self._mapping.query is not None:
                     # As they were before they were grouped: held rows are grouped again.
-                    groups, times = (
-                        table.column(GROUP_COLUMN).to_numpy(),
-                        table.column("timestamp").to_numpy(),
-                    )
-                    table = replace_columns(
-                        table.drop_columns([GROUP_COLUMN]), query_id=groups, query_time=times
-                    )
+                    groups, times = (table.column(name).to_numpy() for name in (GROUP_COLUMN, "timestamp"))
+                    table = table.drop_columns([GROUP_COLUMN])
+                    table = replace_columns(table, query_id=groups, query_time=times)
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 
         path = self._out / FOLDER / file
         self._held_rows = write_state_tables(path, spill_schema(self._mapping), tables())
-        names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
+        names = {str(number): self.rejects.names[number] for number in sorted(numbers)}
         return HeldRows(
             file=file, rows=self._held_rows, inputs=names, last_time=last_time, partitions=tuple(starts)
         )
 
     def _warn_of_order(self, staged: Sequence[Manifest], published: set[int]) -> None:
         """Warns of a hole before the new rows, and of partitions that come after later ones."""
-        before, first = self._last_before, self._times.first
+        before, first = self._last_before, self._reading.times.first
         if before is not None and first is not None and first - before > self._mapping.partition_us:
             self._warnings.append(
                 f"no row between {format_time(before)}, where the log ended, and {format_time(first)}: if a file is "
@@ -561,48 +536,42 @@ class _Ingest:
                 "has read those refuses to continue with this log"
             )
 
-    def write_rejects(self) -> None:
-        """Writes the rejects file."""
-        self._rejects.write(self._rejects_path)
-
     def result(self, manifests: Sequence[Manifest], seconds: float) -> IngestResult:
         """Returns the counts of the ingest; raises RuntimeError when rows were lost."""
-        rejected = len(self._rejects.rejects)
+        rows, rejected = self._reading.rows, len(self.rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
         held = self._state.held
-        if self._rows + self._held_before != examples + rejected + self._held_rows:
+        if rows + self._held_before != examples + rejected + self._held_rows:
             raise RuntimeError(
-                f"{self._rows} rows were read and {self._held_before} were kept unpublished before, but "
+                f"{rows} rows were read and {self._held_before} were kept unpublished before, but "
                 f"{examples} published, {rejected} rejected and {self._held_rows} kept unpublished"
             )
+        for join in self._mapping.joins if self._sources else ():
+            # Their values are taken at any time, also before they were known.
+            if join.valid_from is None:
+                self._warnings.append(
+                    f"the side table {join.file} has no times: rows of the past get its present values too; if "
+                    "values change, give it a row for each, and the join valid_from: COLUMN"
+                )
+        self._warnings += self._reading.times.warnings(rows - rejected)
         shards = [shard for manifest in manifests for shard in manifest.shards]
         published = list_partitions(self._out)
         length = self._mapping.partition_us
         return IngestResult(
-            rows=self._rows,
+            rows=rows,
             examples=examples,
             queries=sum(manifest.queries for manifest in manifests),
             clicks=None if self._mapping.label is None else sum(manifest.clicks for manifest in manifests),
             rejected=rejected,
-            reject_reasons=reject_reasons(self._rejects.rejects),
-            rejects_file=self._rejects_path if rejected else None,
+            reject_reasons=reject_reasons(self.rejects.rejects),
+            rejects_file=self.rejects.path if rejected else None,
             partitions=[(manifest.start, manifest.end) for manifest in manifests],
             first_time_us=shards[0].first_query_time if shards else None,
             last_time_us=shards[-1].last_query_time if shards else None,
             held_rows=0 if held is None else held.rows,
             held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
             closed_until_us=published[-1][1] if published else None,
-            known_files=self._inputs.ingested,
-            warnings=[*self._warnings, *self._content_warnings()],
+            known_files=self._ingested,
+            warnings=self._warnings,
             seconds={"total": seconds},
         )
-
-    def _content_warnings(self) -> Iterator[str]:
-        for join in self._mapping.joins if self._inputs.sources else ():
-            # Their values are taken at any time, also before they were known.
-            if join.valid_from is None:
-                yield (
-                    f"the side table {join.file} has no times: rows of the past get its present values too; if "
-                    "values change, give it a row for each, and the join valid_from: COLUMN"
-                )
-        yield from self._times.warnings(self._rows - len(self._rejects.rejects))

@@ -19,6 +19,7 @@ from ctr.pipelines.tables.rejects import Reject
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _BLANK_BYTES = 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs write at the beginning of a file
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def is_blank(path: Path) -> bool:
         return False
     with faults_named(path), open_bytes(path) as stream:
         start = bytes(stream.read(_BLANK_BYTES + 1))
-    return len(start) <= _BLANK_BYTES and not start.removeprefix(b"\xef\xbb\xbf").strip()
+    return len(start) <= _BLANK_BYTES and not start.removeprefix(BYTE_ORDER_MARK).strip()
 
 
 def folder_keys(path: Path) -> dict[str, str | None]:

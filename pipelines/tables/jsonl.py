@@ -17,12 +17,11 @@ import pyarrow.json as pa_json
 
 from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.input_files import Chunk, SourceFile, faults_named, open_bytes
+from ctr.pipelines.tables.input_files import BYTE_ORDER_MARK, Chunk, SourceFile, faults_named, open_bytes
 from ctr.pipelines.tables.rejects import Reject, make_reject
 
 _LONGEST_LINE = 64 << 20
 _DEEPEST = 500
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs write at the beginning of a file
 _MOST_CELLS = 8_000_000
 _KEYS = re.compile(rb'"([^"\\]*)"\s*:')
 _INT64 = range(-(2**63), 2**63)
@@ -50,9 +49,9 @@ class JsonlReader:
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
-            chunk, keys, lines = self.read_block(source.number, block, line)
-            seen.update(dict.fromkeys(keys))
-            line += lines
+            chunk = self.read_block(source.number, block, line)
+            seen.update(dict.fromkeys(chunk.keys))
+            line += block.count(b"\n")
             yield chunk
         missing = [name for name in self.wanted if name not in seen and name not in self.optional]
         if missing and seen and self.all_needed:
@@ -60,11 +59,9 @@ class JsonlReader:
                 f"{source.path}: no column {', '.join(missing)} in any line; the columns found are {', '.join(seen)}"
             )
 
-    def read_block(self, file: int, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
-        """Reads whole lines, the first with the number ``line``: rows, keys of the lines, and number of lines."""
+    def read_block(self, file: int, block: bytes, line: int) -> Chunk:
+        """Reads whole lines, the first with the number ``line``."""
         texts = block.split(b"\n")
-        if not texts[-1]:
-            texts.pop()
         filled = np.array([bool(text.strip()) for text in texts], bool)
         rows = line + np.flatnonzero(filled)
         table = self._fast(block, len(rows)) if len(rows) else None
@@ -73,10 +70,8 @@ class JsonlReader:
                 table.column(name) if name in table.column_names else pa.nulls(len(rows))
                 for name in self.wanted
             ]
-            chunk = Chunk(file, pa.table(columns, names=list(self.wanted)), rows, [], table.column_names)
-            return chunk, table.column_names, len(texts)
-        chunk, keys = self._slow(file, texts, rows, line)
-        return chunk, keys, len(texts)
+            return Chunk(file, pa.table(columns, names=list(self.wanted)), rows, [], table.column_names)
+        return self._slow(file, texts, rows, line)
 
     def _fast(self, block: bytes, rows: int) -> pa.Table | None:
         """Parses the block by Arrow; None if it has to be read line by line."""
@@ -113,7 +108,7 @@ class JsonlReader:
             return field.name in self.numbers
         return not pa.types.is_nested(kind)
 
-    def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
+    def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> Chunk:
         rejects: list[Reject] = []
         good_rows: list[int] = []
         objects: list[dict[str, Any]] = []
@@ -144,7 +139,7 @@ class JsonlReader:
             objects.append(content)
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
         table = pa.table(columns, names=list(self.wanted))
-        return Chunk(file, table, np.array(good_rows, np.int64), rejects, list(keys)), list(keys)
+        return Chunk(file, table, np.array(good_rows, np.int64), rejects, list(keys))
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):

@@ -1,13 +1,11 @@
 """Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each.
 
 Parquet is read here, other formats by ``delimited`` and ``jsonl``. Side tables are small tables beside the input files,
-looked up by a key, and by the time where their rows have one. The MIND news data set has a line for each impression in
-``behaviors.tsv``: its id, user, time, the news read before, and the candidates with their clicks (``N123-1 N45-0``),
-which are exploded; ``news.tsv`` beside it, a side table, has a line for each article.
+looked up by a key, and by the time where their rows have one.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.ids.arrow import spell_array, text_array
-from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput, Time
+from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, ParquetInput, Time
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import check_utf8, parse_times
@@ -32,15 +30,9 @@ from ctr.pipelines.tables.input_files import (
     with_constants,
 )
 from ctr.pipelines.tables.jsonl import JsonlReader
-from ctr.pipelines.tables.rejects import make_reject
 
 _BATCH_ROWS = 65_536
-
-
-def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Reads the names of a file's columns; InputError when it is damaged."""
-    with faults_named(path):
-        return tuple(pq.read_schema(path).names)
+Columns = dict[str, pa.Array]
 
 
 def row_group_sizes(path: Path) -> list[int]:
@@ -53,11 +45,10 @@ def read_parquet(
     source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
     """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
-    require_columns(source.path, wanted, parquet_columns(source.path))
-    sizes = row_group_sizes(source.path)
-    begin, end = (0, len(sizes)) if row_groups is None else row_groups
-    row = 1 + sum(sizes[:begin])
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        require_columns(source.path, wanted, file.schema_arrow.names)
+        begin, end = row_groups or (0, file.num_row_groups)
+        row = 1 + sum(file.metadata.row_group(number).num_rows for number in range(begin))
         groups = list(range(begin, end))
         for batch in file.iter_batches(
             _BATCH_ROWS, row_groups=groups, columns=list(wanted), use_threads=False
@@ -69,7 +60,10 @@ def read_parquet(
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
     """Reads the names of a file's columns; InputError when it is damaged."""
-    return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
+    if isinstance(form, DelimitedInput):
+        return delimited_columns(path, form)
+    with faults_named(path):
+        return tuple(pq.read_schema(path).names)
 
 
 def read_table_file(
@@ -123,49 +117,37 @@ def read_strictly(
 class SideTable:
     """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
 
-    Without ``times`` K is U, and rows are in the order of the keys. With them a row holds from a time on until the next
-    one of its key: ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time,
-    and ``order``, int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
+    A row holds from a time on until the next one of its key; a row of a table without times, from the beginning on.
+    ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time, and ``order``,
+    int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
     """
 
     key: str
     keys: pa.Array
     columns: pa.Table
-    times: np.ndarray | None = None
-    order: np.ndarray | None = None
+    times: np.ndarray
+    order: np.ndarray
+    has_times: bool
 
-    @property
-    def has_times(self) -> bool:
-        return self.times is not None
+    def look_up(self, keys: pa.Array, times: np.ndarray) -> Columns:
+        """Returns the side columns of N rows by their keys: what holds at their times, int64 [N] in microseconds.
 
-    def attach(self, table: pa.Table, times: np.ndarray | None = None) -> pa.Table:
-        """Appends the side columns of each row's key, a left join; null where the key is not there.
-
-        Where the side table has times, takes the row that is valid at the row's time in ``times``, [N] int64
-        microseconds; null before the first one.
+        Null where the key is not there, or later.
         """
-        indices = pc.index_in(_key_texts(table.column(self.key)), self.keys)
-        if times is not None:
-            rows = self._rows_at(pc.fill_null(indices, -1).to_numpy().astype(np.int64), times)
-            indices = pa.array(rows, mask=rows < 0)
-        for name in self.columns.column_names:
-            table = table.append_column(name, self.columns.column(name).take(indices))
-        return table
-
-    def _rows_at(self, keys: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Finds the latest row of each key [N] (an index; -1: none) at or before a time [N]; -1 without one."""
-        assert self.times is not None and self.order is not None
+        numbers = pc.fill_null(pc.index_in(_key_texts(keys), self.keys), -1).to_numpy().astype(np.int64)
         step = len(self.times) + 1
-        wanted = keys * step + np.searchsorted(self.times, times, side="right")
+        wanted = numbers * step + np.searchsorted(self.times, times, side="right")
         rows = np.searchsorted(self.order, wanted, side="right") - 1
         # Before the first row of a key lies one of another key.
-        same_key = self.order[rows] // step == keys if len(self.order) else np.zeros(len(keys), bool)
-        return np.where((rows >= 0) & same_key, rows, -1)
+        missing = (rows < 0) | (np.append(self.order, -1)[rows] // step != numbers)
+        indices = pa.array(rows, mask=missing)
+        names = self.columns.column_names
+        return {name: self.columns.column(name).take(indices).combine_chunks() for name in names}
 
 
-def _key_texts(column: pa.ChunkedArray) -> pa.Array:
+def _key_texts(column: pa.Array) -> pa.Array:
     """Returns keys as categories spell them, so that 12.0 in one file matches 12 in the other."""
-    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
+    return spell_array(text_array(column).cast(pa.string()))
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
@@ -179,18 +161,17 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
     """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key or time."""
-    keys = _key_texts(table.column(join.key))
+    keys = _key_texts(table.column(join.key).combine_chunks())
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
         what = f"the key {join.key} is missing; every row of a side table requires one"
         raise InputError(f"{path} row {row}: {what}")
     encoded = keys.dictionary_encode()
-    order = encoded.indices.to_numpy().astype(np.int64)
     times = np.zeros(len(keys), np.int64)
     if join.valid_from is not None:
         times = _starts(path, join.valid_from, table, rows)
-        distinct, ranks = np.unique(times, return_inverse=True)
-        order = order * (len(distinct) + 1) + 1 + ranks
+    distinct, ranks = np.unique(times, return_inverse=True)
+    order = encoded.indices.to_numpy().astype(np.int64) * (len(distinct) + 1) + 1 + ranks
     _, firsts, counts = np.unique(order, return_index=True, return_counts=True)
     if (counts > 1).any():
         index = int(firsts[counts > 1].min())
@@ -200,10 +181,9 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         raise InputError(f"{what} (first in row {rows[index]})")
     columns = table.drop_columns(list(join.own_columns))
     columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
-    if join.valid_from is None:
-        return SideTable(join.key, keys, columns)
     sorting = np.argsort(order)
-    return SideTable(join.key, encoded.dictionary, columns.take(pa.array(sorting)), distinct, order[sorting])
+    columns, order = columns.take(pa.array(sorting)), order[sorting]
+    return SideTable(join.key, encoded.dictionary, columns, distinct, order, join.valid_from is not None)
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
@@ -223,97 +203,6 @@ def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) 
     return times
 
 
-_LINES = ("impression_id", "user_id", "time", "history", "impressions")
-_BEHAVIORS = DelimitedInput(type="tsv", header=False, columns=_LINES)
-_TEXTS = ("category", "subcategory", "title", "abstract")
-_ARTICLES = ("news_id", *_TEXTS, "url", "title_entities", "abstract_entities")
-_NEWS = DelimitedInput(type="tsv", header=False, columns=_ARTICLES)
-_NEWS_JOIN = Join(file="news.tsv*", key="news_id", input=_NEWS)
-_HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
-
-# The raw columns that a mapping with ``type: mind`` may use.
-MIND_COLUMNS = (
-    *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
-    *("news_id", "clicked", "example_id", *_TEXTS),
-)
-
-# A line explodes into some 40 candidates, each with the whole history.
-_BLOCK_SHARE = 16
-
-
-def load_news(folder: Path) -> SideTable:
-    """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
-    path = find_side_file(_NEWS_JOIN, folder)
-    return make_side_table(_NEWS_JOIN, path, *read_strictly(path, _NEWS, ("news_id", *_TEXTS), 64 << 20))
-
-
-def read_mind(
-    source: SourceFile, news: SideTable, wanted: Sequence[str], block_bytes: int
-) -> Iterator[Chunk]:
-    """Yields candidates, without the columns of ``news`` itself; rows are numbered by their impression's line.
-
-    A line without candidates, or that is no UTF-8, is a reject; it counts as one row. Raises InputError: a wanted
-    column that MIND does not have, or a damaged file.
-    """
-    require_columns(source.path, wanted, MIND_COLUMNS)
-    names = [name for name in dict.fromkeys((*wanted, "news_id")) if name not in _TEXTS]
-    block = max(block_bytes // _BLOCK_SHARE, 1 << 14)
-    for chunk in read_delimited(source, _BEHAVIORS, _LINES, block):
-        lines: dict[str, pa.Array] = {}
-        broken = np.zeros(chunk.table.num_rows, bool)
-        for name in _LINES:
-            lines[name], bad = check_utf8(chunk.table.column(name).combine_chunks())
-            broken |= bad
-        shown = pc.utf8_trim_whitespace(pc.fill_null(lines["impressions"], ""))
-        empty = ~broken & pc.equal(shown, "").to_numpy(zero_copy_only=False)
-        rejects = list(chunk.rejects)
-        for bad, reason, allowed in (
-            (broken, "invalid UTF-8", "UTF-8"),
-            (empty, "no candidates", "N123-1 N45-0 and so on"),
-        ):
-            lines_at_fault = chunk.rows[bad].tolist()
-            rejects += [make_reject(chunk.file, row, "line", reason, "", allowed) for row in lines_at_fault]
-        good = pa.array(~(broken | empty))
-        lines = {name: column.filter(good) for name, column in lines.items()}
-        table, parents = _explode(lines, news, names)
-        rows = chunk.rows[good.to_numpy(zero_copy_only=False)][parents]
-        yield Chunk(source.number, table, rows, rejects)
-
-
-def _explode(
-    lines: dict[str, pa.Array], news: SideTable, names: Sequence[str]
-) -> tuple[pa.Table, np.ndarray]:
-    """Returns the candidates [M] of lines [N], and the line of each candidate, [M] int64."""
-    items = pc.split_pattern_regex(pc.utf8_trim_whitespace(lines["impressions"]), " +")
-    candidates, parents = items.flatten(), items.value_parent_indices()
-    parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
-    # struct_field, unlike the array's own field, keeps in mind which candidates did not match.
-    shown = pc.coalesce(pc.struct_field(parts, "news"), candidates)
-    text = pc.fill_null(lines["history"], "")
-    histories = pc.split_pattern_regex(pc.utf8_trim_whitespace(text), " +")
-    columns = {name: lines[name].take(parents) for name in ("impression_id", "user_id", "time")}
-    columns["history"] = histories.take(parents)
-    columns["history_length"] = pc.count_substring_regex(text, r"\S+").take(parents)
-    for name, source in _HISTORY_TEXTS.items():
-        if name in names:
-            columns[name] = _history_texts(histories, news, source).take(parents)
-    columns["news_id"] = shown
-    # A candidate without a click mark keeps its whole text here, for the reject to show.
-    columns["clicked"] = pc.coalesce(pc.struct_field(parts, "clicked"), candidates)
-    columns["example_id"] = pc.binary_join_element_wise(columns["impression_id"], shown, "-")
-    return pa.table({name: columns[name] for name in names}), parents.to_numpy()
-
-
-def _history_texts(histories: pa.ListArray, news: SideTable, name: str) -> pa.ListArray:
-    """Returns the category or subcategory of each news of a history that is in ``news``, in the same order."""
-    places = pc.index_in(histories.flatten(), news.keys)
-    valid = places.is_valid()
-    counts = np.bincount(histories.value_parent_indices().filter(valid).to_numpy(), minlength=len(histories))
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    texts = news.columns.column(name).combine_chunks().take(places.filter(valid))
-    return pa.ListArray.from_arrays(pa.array(offsets), texts)
-
-
 def read_files(
     mapping: Mapping, sources: Sequence[SourceFile], block_bytes: int, line: int = 0
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
@@ -323,21 +212,13 @@ def read_files(
     InputError where a file cannot be read.
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
-    news_of = cache(load_news)
     for source in sources:
         folder, last = source.path.parent, 0
         sides: tuple[SideTable, ...] = ()
         chunks: Iterator[Chunk] = iter(())
-        if is_blank(source.path):
-            pass
-        elif isinstance(mapping.input, MindInput):
-            news, names = news_of(folder), mapping.raw_columns
-            chunks = read_mind(source, news, names, block_bytes)
-            joined = [name for name in news.columns.column_names if name in names]
-            sides = (replace(news, columns=news.columns.select(joined)),) if joined else ()
-        else:
+        if not is_blank(source.path):
             sides = sides_of(folder)
-            chunks = _read_file(mapping, mapping.input, source, sides, block_bytes)
+            chunks = _read_file(mapping, source, sides, block_bytes)
         for chunk in chunks:
             last = max(last, chunk.last_row)
             yield chunk, sides, line
@@ -345,12 +226,9 @@ def read_files(
 
 
 def _read_file(
-    mapping: Mapping,
-    form: DelimitedInput | JsonlInput | ParquetInput,
-    source: SourceFile,
-    sides: Sequence[SideTable],
-    block_bytes: int,
+    mapping: Mapping, source: SourceFile, sides: Sequence[SideTable], block_bytes: int
 ) -> Iterator[Chunk]:
+    form = mapping.input
     joined = [name for side in sides for name in side.columns.column_names]
     not_joined = [name for name in mapping.raw_columns if name not in joined]
     wanted = dict.fromkeys((*not_joined, *(side.key for side in sides)))

@@ -67,6 +67,7 @@ class RejectLog:
 
     names: Sequence[str]  # of the source files, by their numbers
     max_share: float
+    path: Path
     rejects: list[Reject] = field(default_factory=list)
     _headers: int = 0
 
@@ -90,10 +91,12 @@ class RejectLog:
                 f"value {first.value!r}; allowed: {first.allowed})"
             )
 
-    def write(self, path: Path) -> None:
+    def write(self) -> None:
         """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
         if not self.rejects:
-            path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             return
         ordered = sorted(self.rejects, key=lambda r: (r.file, r.row, r.key, r.reason, r.value))
-        write_atomic_bytes(path, b"".join(reject_line(reject, self.names[reject.file]) for reject in ordered))
+        write_atomic_bytes(
+            self.path, b"".join(reject_line(reject, self.names[reject.file]) for reject in ordered)
+        )

@@ -11,7 +11,6 @@ manifests that it names are published after it, by the next ingest if this one i
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -187,54 +186,7 @@ def last_time(log: Path, state: IngestState) -> int | None:
     return shards[-1].last_query_time if shards else None
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Files that an ingest reads, and those that it leaves out."""
-
-    sources: list[SourceFile]  # not in the log yet, numbered from 0
-    ingested: list[str]  # the names of the given files that are in the log
-    changed: list[str]  # the names of files to read that were added before with other content
-    first_line: int  # the lines before the first file
-    held: HeldRows | None  # the rows that were held back, to be merged with the files' rows
-
-    @property
-    def held_files(self) -> dict[int, str]:
-        """The files of the rows that were held back, by the numbers that these rows have."""
-        files = {} if self.held is None else self.held.inputs
-        return {int(number): files[number] for number in sorted(files, key=int)}
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all files with rows: those to read, then those of the rows that were held back."""
-        return [*(source.name for source in self.sources), *self.held_files.values()]
-
-    def rejects_path(self, log: Path) -> Path:
-        """Returns the path of the rejects file."""
-        # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
-        # Where no file is new, rejected rows are among the rows that were held back.
-        names = [source.name for source in self.sources]
-        names += [self.held.file] if self.held is not None and not self.sources else []
-        return log / "rejects" / f"{digest_of(*names)}.jsonl"
-
-
-def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
-    """Separates the files to read from the files that are in the log; ``append``: more files will come."""
-    ingested = [source for source in files if _is_ingested(state, source)]
-    new = [source for source in files if source not in ingested]
-    before = {file.name for file in state.inputs}
-    # Without rows that wait, the lines of the files of one command count by themselves.
-    continues = append or state.held is not None or bool(ingested and new)
-    return Inputs(
-        sources=[replace(source, number=number) for number, source in enumerate(new)],
-        ingested=[source.name for source in ingested],
-        changed=[source.name for source in new if source.name in before],
-        first_line=state.lines if continues else 0,
-        # More files will come: without a new one nothing changes.
-        held=None if append and not new else state.held,
-    )
-
-
-def _is_ingested(state: IngestState, source: SourceFile) -> bool:
+def is_ingested(state: IngestState, source: SourceFile) -> bool:
     """Returns whether a file was added to the log before, with the same content."""
     size = source.path.stat().st_size
     alike = {file.sha256 for file in state.inputs if (file.name, file.bytes) == (source.name, size)}

@@ -104,6 +104,7 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
         "examples/replay/interests.yaml": "simulator",
         "examples/search": "search",
         "examples/events": "events",
+        "examples/mind": "mapping",
         "examples/histories": "mapping",
         "examples/factory-floor": "train",
         "examples/factory-floor/events.yaml": "events",

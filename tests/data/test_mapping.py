@@ -95,7 +95,6 @@ def test_columns_are_those_that_the_mapping_names():
         ("input.columns", ["a"], "required with header: false, and allowed only there"),
         ("input", {"type": "csv", "header": False, "columns": ["a", "a"]}, "columns: a name appears twice"),
         ("input", {"type": "jsonl"}, "with jsonl, each join requires input"),
-        ("input", {"type": "mind"}, "the mind reader already joins the news"),
         ("time", {}, "exactly one of column and row_order"),
         ("time.format", "iso8601", "exactly one of unit and format"),
         ("time.unit", ..., "exactly one of unit and format"),
@@ -207,10 +206,10 @@ def test_a_mapping_reads_back_what_it_was_written_as():
 
 
 def test_the_shipped_mappings(root: Path):
-    assert format_names() == ("avazu", "criteo", "mind", "movielens", "open_bandit", "yambda")
+    assert format_names() == ("avazu", "criteo", "movielens", "open_bandit", "yambda")
     for name in format_names():
         assert load_format(name).features
-    with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, mind"):
+    with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, movielens"):
         load_format("yahoo")
     simulated = load_event_mapping(root / "examples/events/simulated.yaml")
     assert simulated.feature_schema == world_schema(WorldConfig(buckets=False))

@@ -25,7 +25,7 @@ from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from ctr.pipelines.events import tables
 from ctr.pipelines.events.read import Unit, read_unit, split_units
-from ctr.pipelines.tables.ingest import ingest
+from ctr.pipelines.tables.ingest import IngestSettings, ingest
 
 # ---------------------------------------------------------------- example logs
 
@@ -125,7 +125,7 @@ def _parse_schema(folder: Path, content: bytes) -> None:
 def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
     log = folder / "out"
     shutil.rmtree(log, ignore_errors=True)
-    result = ingest(mapping, [path], log, max_reject_share=1)
+    result = ingest(mapping, [path], log, IngestSettings(max_reject_share=1))
     if (log / "schema.json").exists():
         assert require_log(log) == result.rows - result.rejected, result
     for file in log.glob("rejects/*"):

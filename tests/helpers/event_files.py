@@ -238,7 +238,7 @@ def raw(kind: Any, *events: Event, content: bytes = b"", made: EventMapping | No
     from ctr.pipelines.events.read import line_reader
     from ctr.pipelines.events.stream import RawEvents
 
-    chunk, _, _ = line_reader(made or mapping(), kind).read_block(0, content or encode(events, "jsonl"), 1)
+    chunk = line_reader(made or mapping(), kind).read_block(0, content or encode(events, "jsonl"), 1)
     return RawEvents(kind, f"{kind}/test", chunk)
 
 

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.shards import read_shard, unpack_ids
-from ctr.pipelines.tables.ingest import IngestResult
+from ctr.pipelines.tables import ingest as tables
+from ctr.pipelines.tables.ingest import IngestResult, IngestSettings
 
 COLORS = ("red", "green", "blue")
 TAGS = ("a", "b", "c", "d")
@@ -287,3 +289,7 @@ def log_bytes(folder: Path) -> dict[str, bytes]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = ((path.relative_to(folder), path) for path in files)
     return {str(name): path.read_bytes() for name, path in named if not name.parts[0].startswith(".")}
+
+
+def ingest(mapping: Mapping, inputs: Sequence[Path], out: Path, **settings: Any) -> IngestResult:
+    return tables.ingest(mapping, inputs, out, IngestSettings(**settings))

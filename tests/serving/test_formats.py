@@ -1,6 +1,7 @@
 """Raw rows of a known format: scored by an export of a checkpoint, they get what the run itself predicted there."""
 
 import random
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from ctr.cli import main
 from ctr.data.log import read_manifests, read_schema
-from ctr.data.mapping import load_format
+from ctr.data.mapping import load_mapping
 from ctr.data.reader import join_rows, read_rows
 from ctr.pipelines.tables.ingest import ingest
 
@@ -57,16 +58,20 @@ def is_known(log: Path, begin: int, end: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_mind(tmp_path, monkeypatch):
+def test_mind(tmp_path, monkeypatch, root):
     """The batch that begins at a checkpoint was predicted with exactly the weights of that checkpoint."""
     monkeypatch.chdir(tmp_path)
     write_mind(Path("raw"), 600)
-    ingest(load_format("mind"), [Path("raw")], Path("log"))
+    example, table = root / "examples" / "mind", Path("mind.parquet")
+    runpy.run_path(str(example / "rows.py"))["main"](Path("raw"), table)
+    ingest(load_mapping(example / "mapping.yaml"), [table], Path("log"))
     Path("config.yaml").write_text(CONFIG)
     assert main(["train", "log", "--config", "config.yaml", "--out", "run"]) == 0
     begin, end = sorted(int(path.name) for path in Path("run/checkpoints").iterdir())[1:3]
     assert main(["export", "run", "--out", "models", "--checkpoint", str(begin)]) == 0
-    assert main(["ingest", "mind", "raw", "--without-labels", "--out", "unlabeled"]) == 0
+    mapping = str(example / "mapping.yaml")
+    command = ["ingest", "table", str(table), "--mapping", mapping, "--without-labels", "--out", "unlabeled"]
+    assert main(command) == 0
     assert main(["score", "models", "unlabeled", "--out", "scores.parquet"]) == 0
     assert not Path("scores.parquet.rejects.jsonl").exists()
     parts = [pq.read_table(path) for path in sorted(Path("run/predictions").iterdir())]

@@ -38,8 +38,9 @@ if "config" in given:
     train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), out)
 else:
     from ctr.data.mapping import Mapping
-    from ctr.pipelines.tables.ingest import ingest
-    ingest(parse_model(Mapping, given["mapping"], "test"), [Path(given["inputs"])], out, block_bytes=3000)
+    from ctr.pipelines.tables.ingest import IngestSettings, ingest
+    mapping = parse_model(Mapping, given["mapping"], "test")
+    ingest(mapping, [Path(given["inputs"])], out, IngestSettings(block_bytes=3000))
 """
 
 

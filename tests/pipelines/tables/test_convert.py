@@ -17,8 +17,6 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import (
-    check_encoded,
-    convert_checked,
     mix_ids,
     parse_ids,
     parse_labels,
@@ -26,7 +24,7 @@ from ctr.pipelines.tables.convert import (
     parse_times,
     parse_weights,
 )
-from ctr.pipelines.tables.examples import Verdict, checked_columns
+from ctr.pipelines.tables.examples import Verdict
 from ctr.pipelines.tables.input_files import Chunk
 
 US = 1_000_000
@@ -52,32 +50,6 @@ def labels_of(values, rule, kind=None):
 
 def since_1970(moment):
     return (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
-
-
-@given(st.lists(st.sampled_from(["1", "-7", "x", "", None, "2.5", "99"]), max_size=30))
-def test_refused_values_are_found_one_by_one(texts):
-    values, bad = convert_checked(pa.array(texts, pa.string()), lambda array: array.cast(pa.int64()))
-    good = {"1": 1, "-7": -7, "99": 99, None: None}
-    assert values.to_pylist() == [good.get(text) for text in texts]
-    assert bad.tolist() == [text not in good for text in texts]
-    assert values.type == pa.int64()
-
-
-def test_dictionaries_are_checked_by_their_values():
-    indices = pa.array([0, 1, None, 2, 1, 0], pa.int32())
-    column = pa.DictionaryArray.from_arrays(indices, pa.array([b"a", b"\xff", b"\xc3\xa9"], pa.binary()))
-    found, bad = check_encoded(column)
-    assert bad.tolist() == [False, True, False, False, True, False]
-    assert found.type == pa.dictionary(pa.int32(), pa.string())
-    assert [found[row].as_py() for row in (0, 2, 3, 5)] == ["a", None, "\xe9", "a"]
-    # Of more values than rows, as a batch of Parquet has them, it is decoded.
-    values = pa.array([b"a", b"b", b"c"], pa.binary())
-    for rows, is_kept in ((5, True), (2, False)):
-        column = pa.DictionaryArray.from_arrays(pa.array([2, 0, None, 1, 2], pa.int32()), values)[:rows]
-        chunk = Chunk(0, pa.table({"s": column}), np.arange(rows), [])
-        found = checked_columns(chunk, [], Verdict(chunk), ["s"])["s"]
-        assert pa.types.is_dictionary(found.type) == is_kept
-        assert found.to_pylist() == ["c", "a", None, "b", "c"][:rows]
 
 
 def test_numbers_of_text_and_of_other_types():

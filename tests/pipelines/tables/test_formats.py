@@ -1,6 +1,7 @@
 """The shipped formats: rows made up in their syntax, and the real data sets where they are."""
 
 import os
+import runpy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import raw_logs
 from ctr.data.log import read_manifests
-from ctr.data.mapping import load_format
+from ctr.data.mapping import load_format, load_mapping
 from ctr.pipelines.tables.ingest import ingest
 
 DATA = os.environ.get("CTR_DATA")
@@ -129,7 +130,7 @@ def test_yambda(tmp_path):
     assert later["liked"] == [first["item"]]
 
 
-def test_mind(tmp_path):
+def test_mind(tmp_path, root):
     (tmp_path / "behaviors.tsv").write_text(
         "2\tU1\t11/12/2019 2:14:46 PM\tN1 N9\tN1-0 N2-1\n1\tU2\t11/9/2019 6:42:51 AM\t\tN8-0\n"
     )
@@ -137,7 +138,10 @@ def test_mind(tmp_path):
         'N1\tnews\tworld\tOne "two"\t\thttp://x\t[{"WikidataId": "Q1"}]\t[]\n'
         "N2\tsports\tgolf\tTwo\tthree\thttp://x\t\t[]\n"
     )
-    examples = run("mind", [tmp_path], tmp_path / "log")
+    example, table = root / "examples" / "mind", tmp_path / "mind.parquet"
+    runpy.run_path(str(example / "rows.py"))["main"](tmp_path, table)
+    assert ingest(load_mapping(example / "mapping.yaml"), [table], tmp_path / "log").rejected == 0
+    examples = raw_logs.read_log(tmp_path / "log")
     assert [e["query_time"] for e in examples] == [
         us(2019, 11, 9, 6, 42, 51),
         *[us(2019, 11, 12, 14, 14, 46)] * 2,
@@ -149,7 +153,6 @@ def test_mind(tmp_path):
 
 
 REAL = [
-    ("mind", "mind", 189_359, 5000, 0.0398),
     ("movielens", "ml100k", 100_000, 2793, 0.55375),
     ("criteo", "criteo/train.tsv", 8000, 8000, None),
     ("criteo", "criteo/test.tsv", 2000, 2000, None),

@@ -16,8 +16,8 @@ from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.follow import ingest_events, watch_events
-from ctr.pipelines.tables.ingest import ingest
 from log_files import ids_of_rows, rows_of
+from raw_logs import ingest
 
 DAY = 86_400
 FIRST = 1_600_041_600

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 import raw_logs
 from ctr.cli import main
-from ctr.data import kept_values
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
+from ctr.pipelines import publish as publish_module
 from ctr.pipelines.spill import PartitionSpill
 from ctr.pipelines.tables import examples as examples_module
 from ctr.pipelines.tables import ingest as run_module
 from ctr.pipelines.tables import state as state_module
-from ctr.pipelines.tables.ingest import assign_queries, ingest
+from ctr.pipelines.tables.ingest import assign_queries
+from raw_logs import ingest
 
 FEATURES = {"bucketed": raw_logs.FEATURES, "growing": raw_logs.GROWING_FEATURES}
 GROUPED = {"query": raw_logs.QUERIES["session"], "features": raw_logs.GROWING_FEATURES}
@@ -74,27 +75,6 @@ def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tm
         logs.append(raw_logs.log_bytes(tmp_path / f"log{number}"))
         random.Random(number).shuffle(rows)
     assert all(log == logs[0] for log in logs)
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_the_size_of_blocks_changes_neither_ids_made_of_rows_nor_rejects(tmp_path, suffix):
-    rows = raw_logs.make_rows(120, seed=4)
-    rows[17]["rating"] = rows[90]["weight"] = "-1"
-    path = raw_logs.write_rows(tmp_path / "in", rows, suffix)
-    if suffix == "jsonl":
-        path.write_text(path.read_text().replace("}\n", "}\n\n", 40) + '{"id": 5,\n')
-    else:
-        path.write_text(path.read_text() + "a,b\n")
-    mapping = raw_logs.make_mapping(
-        input={"type": suffix}, query=raw_logs.QUERIES["session"], example_id=None
-    )
-    logs = []
-    for block_bytes in (600, 3001, 1 << 20):
-        log = tmp_path / f"log{block_bytes}"
-        result = ingest(mapping, [path], log, block_bytes=block_bytes, max_reject_share=0.5)
-        logs.append(raw_logs.log_bytes(log))
-        assert (result.examples, result.rejected) == (119, 2)
-    assert logs[0] == logs[1] == logs[2]
 
 
 def test_rows_without_an_id_get_a_hash_of_name_row_and_time(tmp_path):
@@ -180,7 +160,7 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         (examples_module, "make_examples"),
         (PartitionSpill, "append"),
         (PartitionSpill, "pop"),
-        (kept_values, "stage_partition"),
+        (publish_module, "stage_partition"),
         (state_module, "publish_manifest"),
     ):
         original, calls, log = getattr(target, name), [], tmp_path / name

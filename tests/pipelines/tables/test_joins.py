@@ -24,10 +24,9 @@ def join(**content):
 def test_every_row_gets_the_side_columns_of_its_key_in_any_form_of_numbers(tmp_path, kind):
     columns = {"k": ["1", "2.0", "03"], "x": ["a", None, "c"], "y": [10, 20, 30]}
     side = make_side_table(join(prefix="p_"), tmp_path, pa.table(columns), [2, 3, 4])
-    table = side.attach(pa.table({"k": pa.array([2, 7, 1, None, 1, 3]).cast(kind), "z": range(6)}))
-    assert table.column_names == ["k", "z", "p_x", "p_y"]
-    assert table.column("p_x").to_pylist() == [None, None, "a", None, "a", None]
-    assert table.column("p_y").to_pylist() == [20, None, 10, None, 10, None]
+    found = side.look_up(pa.array([2, 7, 1, None, 1, 3]).cast(kind), np.zeros(6, np.int64))
+    assert found["p_x"].to_pylist() == [None, None, "a", None, "a", None]
+    assert found["p_y"].to_pylist() == [20, None, 10, None, 10, None]
 
 
 def test_exactly_one_file_is_needed(tmp_path):
@@ -126,9 +125,8 @@ def test_a_row_gets_what_held_at_its_own_time(tmp_path, seed, form):
         valid_from, columns["since"] = "since", pa.array(seconds, pa.timestamp("s"))
     given = join(prefix="p_", valid_from=valid_from)
     side = make_side_table(given, tmp_path, pa.table(columns), range(len(table)))
-    made = side.attach(pa.table({"k": keys}), np.array(times) * 1_000_000)
-    assert made.column_names == ["k", "p_x"]
-    assert made.column("p_x").to_pylist() == brute_force(table, keys, times)
+    found = side.look_up(pa.array(keys), np.array(times) * 1_000_000)
+    assert found["p_x"].to_pylist() == brute_force(table, keys, times)
 
 
 def test_an_empty_table_with_times_gives_missing_values(tmp_path):
@@ -138,7 +136,7 @@ def test_an_empty_table_with_times_gives_missing_values(tmp_path):
         "since": pa.array([], pa.string()),
     }
     side = make_side_table(join(valid_from="since"), tmp_path, pa.table(columns), [])
-    assert side.attach(pa.table({"k": ["a"]}), np.array([5])).column("x").to_pylist() == [None]
+    assert side.look_up(pa.array(["a"]), np.array([5]))["x"].to_pylist() == [None]
 
 
 START = 1_600_000_000

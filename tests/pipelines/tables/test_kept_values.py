@@ -1,6 +1,5 @@
 """Dictionaries of values beside a log: those of its rows, in the same bytes however it was ingested."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +13,8 @@ from ctr.data.inspection_text import inspection_text
 from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values, values_path
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import ingest
 from log_files import ids_of_rows
+from raw_logs import ingest
 
 NOW = 2_000_000_000_000_000
 TAGS = {"kind": "category", "source": "tags", "multivalent": True, "separator": "|"}
@@ -182,14 +181,6 @@ def test_a_flipped_byte_is_noticed(given, tmp_path, capsys):
     path.unlink()
     with pytest.raises(InputError, match=path.name):
         read_values(tmp_path / "log", {"user": [1]})
-
-
-def test_the_command_keeps_them(given, log, tmp_path):
-    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none", keep_values=KEPT)
-    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
-    arguments = ["ingest", "table", *map(str, given), "--mapping", str(tmp_path / "mapping.yaml")]
-    assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
-    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(log)
 
 
 def test_features_without_raw_values_are_refused():

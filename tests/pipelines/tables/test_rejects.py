@@ -6,8 +6,8 @@ import pytest
 
 import raw_logs
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.ingest import ingest
 from ctr.pipelines.tables.rejects import EARLY_ROWS, REPEATED_HEADER, RejectLog, make_reject, reject_reasons
+from raw_logs import ingest
 
 ROWS = 40
 
@@ -159,18 +159,18 @@ def test_a_hopeless_input_is_stopped_early(tmp_path):
 
 
 def test_the_record_is_ordered_and_holds_odd_text(tmp_path):
-    log = RejectLog(["a", "b"], 1.0)
+    log = RejectLog(["a", "b"], 1.0, tmp_path / "r" / "x.jsonl")
     log.add([make_reject(1, 2, "k", "r", "x" * 200, "y"), make_reject(1, 1, "k", "r", None, "y")])
     log.add([make_reject(0, 9, "k", "r", "\ud800ü\n", "y"), make_reject(0, 8, "k", "r", b"\xff", "y")])
-    log.write(tmp_path / "r" / "x.jsonl")
+    log.write()
     records = [json.loads(line) for line in (tmp_path / "r" / "x.jsonl").read_text().splitlines()]
     assert [(r["file"], r["row"]) for r in records] == [("a", 8), ("a", 9), ("b", 1), ("b", 2)]
     assert [r["value"] for r in records] == ["\\xff", "\ud800ü\n", "", "x" * 80]
     assert reject_reasons(log.rejects) == {"k: r": 4}
 
 
-def test_the_share_is_checked_exactly():
-    log = RejectLog(["a"], 0.25)
+def test_the_share_is_checked_exactly(tmp_path):
+    log = RejectLog(["a"], 0.25, tmp_path / "x.jsonl")
     log.add([make_reject(0, 1, "k", "r", "v", "y")])
     log.check(4)
     with pytest.raises(InputError, match="1 of 3 rows rejected"):

@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
-from ctr.pipelines.tables.ingest import ingest
 from ctr.pipelines.tables.input_files import SourceFile
 from ctr.pipelines.tables.reader import read_parquet
+from raw_logs import ingest
 
 
 def write(folder, changes, count=40):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import raw_logs
-from ctr.pipelines.tables.ingest import ingest
+from raw_logs import ingest
 
 NOW = 1_700_000_000_000_000
 

@@ -24,7 +24,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.value_arrays import numbers_of_ids
 from ctr.pipelines.events.follow import ingest_events
-from ctr.pipelines.tables.ingest import ingest
+from raw_logs import ingest
 
 NOW = 2_000_000_000_000_000
 FEATURES = [
