@@ -17,7 +17,6 @@ import math
 from collections.abc import Sequence
 
 from ctr.optim.shampoo.blocks import Shape
-from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 
 Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
@@ -67,10 +66,3 @@ def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
         load, second, owners[piece] = lightest[0]
         heapq.heapreplace(lightest, (load + units[piece], second + elements[piece], owners[piece]))
     return tuple(owners)
-
-
-def owners_of(layout: ShampooLayout, options: ShampooOptions, workers: int) -> tuple[int, ...]:
-    """Returns the owner of each block of the stacks, in their order, among the workers of a group."""
-    blocks = [stack for stack in layout.stacks for _ in stack.members]
-    costs = [block_cost(stack.block, stack.axes, options) for stack in blocks]
-    return balanced(costs, [math.prod(stack.block) for stack in blocks], workers)

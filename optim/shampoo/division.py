@@ -19,10 +19,10 @@ from typing import Protocol, cast
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.shampoo.assignment import owners_of
 from ctr.optim.shampoo.blocks import Block, Shape, cut, paste
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.placement import owners_of
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part
 
@@ -243,6 +243,6 @@ def _numbers(whole: ShampooLayout, local: ShampooLayout) -> np.ndarray:
 
 
 def divide(options: ShampooOptions, layout: ShampooLayout, workers: Group) -> Blocks:
-    """Returns a worker's blocks of a layout, with balanced costs (``assignment.owners_of``)."""
+    """Returns a worker's blocks of a layout, with balanced costs (``placement.owners_of``)."""
     owners = owners_of(layout, options, workers.size) if workers.size > 1 else ()
     return Blocks(layout, workers, owners)

@@ -105,6 +105,15 @@ def test_a_step_that_is_not_finite_changes_nothing():
         assert name == "nonfinite_steps" or variable.numpy().tobytes() == kept[name].tobytes()
 
 
+def test_state_is_smaller_than_the_weights_and_bfloat16_works():
+    core = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.ones([64, 32], tf.bfloat16))])
+    assert sum(v.numpy().size for v in core.state[0].values()) == 96
+    core.update([tf.ones([64, 32], tf.bfloat16)], 0.01)
+    assert core.dtype == tf.float32
+    assert float(core.weights[0][0, 0]) == pytest.approx(0.99, rel=2**-7)
+    assert "Adafactor by rows and columns, 384 bytes" in core.describe(["kernel"])
+
+
 def replay_rows(options, table, history, rate):
     """The module's own words: means over touched steps by row, over touched rows by column."""
     table = np.array(table)

@@ -135,6 +135,11 @@ def test_first_order_is_that_of_single_rows(model_name, loss):
         np.testing.assert_allclose(one["variance"], rows.var(0), rtol=1e-9, atol=1e-15)
 
 
+def test_only_what_is_asked_for_is_computed():
+    found = by_weight(statistics_of(make(), "mse", batch("mse"), ("individual", "variance")))
+    assert all(set(quantities) == {"individual", "variance"} for quantities in found)
+
+
 def jacobians(model, inputs):
     """[weight][N, C, elements] of the outputs."""
     with tf.GradientTape(persistent=True) as tape:
@@ -180,6 +185,29 @@ def test_the_diagonal_of_the_hessian_has_its_residual_terms(model_name, activati
         np.testing.assert_allclose(one["hessian"].ravel(), diagonal, rtol=1e-10, atol=1e-14)
     # Piecewise linear networks have no residual terms.
     assert (np.abs(found[0]["hessian"] - found[0]["ggn"]).max() < 1e-12) == (activation == "relu")
+
+
+def test_kronecker_factors_are_the_averages_of_their_definitions():
+    loss = "categorical_crossentropy"
+    model, (inputs, labels) = make(), batch(loss)
+    found = statistics_of(model, loss, (inputs, labels), ("kflr", "kfra", "kfac"), samples=2)
+    outer = output_hessians(loss, model(inputs), tf.constant(labels))
+    assert [set(layer.factors) for layer in found.values()] == [{"kflr", "kfra", "kfac"}] * 3
+    # Of the last layer B is the mean Hessian by the outputs, whichever the rule.
+    for rule in ("kflr", "kfra"):
+        np.testing.assert_allclose(found["last"].factors[rule].outputs, outer.mean(0), rtol=1e-12)
+    kernel, last = (layer.kernel.numpy() for layer in model.layers if layer.name in ("second", "last"))
+    flat = inputs.reshape(ROWS, -1)
+    first = np.tanh(flat @ model.layers[1].kernel.numpy() + model.layers[1].bias.numpy())
+    second = np.tanh(first @ kernel)
+    slopes = 1 - second**2
+    sent = [
+        (last @ matrix @ last.T) * np.outer(slope, slope) for matrix, slope in zip(outer, slopes, strict=True)
+    ]
+    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, np.mean(sent, 0), rtol=1e-11)
+    np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
+    averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
+    np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)
 
 
 def patches(images, layer):
@@ -244,6 +272,72 @@ def test_kronecker_factors_of_convolutions():
                 by_position = averaged.reshape(-1, units, len(averaged) // units, units)
                 found_outputs = found[layer.name].factors["kfra"].outputs
                 np.testing.assert_allclose(found_outputs, by_position.sum((0, 2)), rtol=1e-12, atol=1e-16)
+
+
+def three_c_three_d():
+    """3C3D of BACKPACK 3, with 895,210 parameters."""
+    layers = keras.layers
+    model = [keras.Input([32, 32, 3])]
+    for filters, side, padding in ((64, 5, "valid"), (96, 3, "valid"), (128, 3, "same")):
+        model.append(layers.Conv2D(filters, side, padding=padding, activation="relu"))
+        model.append(layers.MaxPooling2D(3, 2, padding="same"))
+    hidden = [layers.Dense(units, activation="relu") for units in (512, 256)]
+    return keras.Sequential([*model, layers.Flatten(), *hidden, layers.Dense(10)])
+
+
+def all_cnn_c():
+    """All-CNN-C of BACKPACK 3, with 1,387,108 parameters."""
+    layers = keras.layers
+    sizes = [(96, 3, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 3, 1)]
+    model = [keras.Input([32, 32, 3]), layers.Dropout(0.2)]
+    for filters, side, stride in [*sizes, (192, 1, 1), (100, 1, 1)]:
+        model.append(layers.Conv2D(filters, side, stride, padding="same", activation="relu"))
+    return keras.Sequential([*model, layers.GlobalAveragePooling2D()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make_network", "parameters"), [(three_c_three_d, 895_210), (all_cnn_c, 1_387_108)])
+def test_the_networks_of_the_paper(make_network, parameters):
+    keras.utils.set_random_seed(6)
+    model, loss = make_network(), "categorical_crossentropy"
+    assert model.count_params() == parameters
+    rng = np.random.default_rng(2)
+    inputs, labels = rng.normal(size=(3, 32, 32, 3)), rng.integers(0, 10, 3)
+    quantities = ("gradient", "norms", "second_moment", "variance", "ggn_mc", "kfac")
+    layers = statistics_of(model, loss, (inputs, labels), quantities, seed=1)
+    drawn = LOSSES[loss].draw(model(inputs), tf.constant([1, 0])).numpy()
+    rows = row_gradients(model, model.trainable_weights, loss, inputs, labels)
+    sent = []
+    for image, row in zip(inputs, drawn, strict=True):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(model(image[np.newaxis]) * row)
+        sent.append(tape.gradient(value, model.trainable_weights))
+    for number, one in enumerate(by_weight(layers)):
+        curvature = np.mean([np.square(gradients[number]) for gradients in sent], axis=0)
+        for quantity, expected in {
+            "gradient": rows[number].mean(0),
+            "norms": np.sum(rows[number].reshape(3, -1) ** 2, axis=1) / 9,
+            "second_moment": (rows[number] ** 2).mean(0),
+            "variance": rows[number].var(0),
+            "ggn_mc": curvature,
+        }.items():
+            atol = 1e-12 * np.abs(expected).max()
+            np.testing.assert_allclose(one[quantity], expected, rtol=1e-12, atol=atol)
+    last = list(layers.values())[-1].factors["kfac"]
+    bias = np.stack([gradients[-1] for gradients in sent])
+    np.testing.assert_allclose(last.outputs, bias.T @ bias / 3, rtol=1e-12, atol=1e-18)
+
+
+def test_an_activation_may_be_a_layer_of_its_own():
+    found, (inputs, labels) = [], batch("mse")
+    for own, others in (("tanh", ()), (None, (keras.layers.Activation("tanh", dtype="float64"),))):
+        keras.utils.set_random_seed(3)
+        first = keras.layers.Dense(4, activation=own, dtype="float64", name="first")
+        model = keras.Sequential([first, *others, keras.layers.Dense(3, dtype="float64", name="last")])
+        model.build([None, 6])
+        data = inputs.reshape(ROWS, -1), labels
+        found.append(statistics_of(model, "mse", data, ("kfra",))["first"].factors["kfra"].outputs)
+    np.testing.assert_allclose(*found, rtol=1e-13)
 
 
 @pytest.mark.slow(first=1)

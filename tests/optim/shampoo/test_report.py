@@ -1,6 +1,7 @@
 """What is reported of an optimizer: figures worked by hand, bytes that are those of its variables."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
@@ -45,11 +46,127 @@ def test_a_report_by_hand():
     assert core.spectra("xyxz") == {"x": (0.0, 8.0, 2.0**52, 1e6)}
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"beta2": 0.9},
+        {"roots": {"asynchronous": False}},
+        {"epsilon": 0.125, "roots": {"damping": "absolute"}},
+        {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
+    ],
+    ids=["decayed", "synchronous", "absolute", "bases"],
+)
+def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
+    # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
+    shapes = [(8, 4), (4, 3), (5,)]
+    core = reference.make_core(
+        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
+    )
+    history = reference.drifting(shapes, 9)
+    reference.train(core, history, 0.125)
+    # Exchanges at 3 and 7; without waiting, those of 7 come into use at 11.
+    sent = history[:3] if core.options.roots.asynchronous else history[:7]
+    beta2 = core.options.beta2
+    weights = [beta2 ** (len(sent) - 1 - place) for place in range(len(sent))]
+    total = sum(weights) if beta2 < 1.0 else 1.0
+    # Bases are certified with damping of their own.
+    epsilon = 1e-8 if core.options.corrects else core.options.epsilon
+    is_absolute = core.options.roots.damping == "absolute" and not core.options.corrects
+    expected = {}
+    for name, tensor, blocks in (("a", 0, (slice(0, 4), slice(4, 8))), ("b", 1, (slice(None),))):
+        values = []
+        for block in blocks:
+            parts = [gradients[tensor][block] for gradients in sent]
+            for sides in (parts, [part.T for part in parts]):
+                statistics = sum(w * g @ g.T for w, g in zip(weights, sides, strict=True)) / total
+                values.append(np.linalg.eigvalsh(statistics))
+        expected[name] = (
+            min(one[0] for one in values),
+            max(one[-1] for one in values),
+            max(one[-1] / one[0] for one in values),
+            max(
+                (one[-1] + damping) / (one[0] + damping)
+                for one in values
+                for damping in [epsilon * (1.0 if is_absolute else one[-1])]
+            ),
+        )
+    found = core.spectra("abc")
+    assert found.keys() == expected.keys()
+    for name, spectrum in found.items():
+        np.testing.assert_allclose(spectrum, expected[name], rtol=1e-8)
+    report = core.report()
+    low, high, condition, _ = (np.array(one) for one in zip(*expected.values(), strict=True))
+    assert report["singular_value_min"] == pytest.approx(low.min(), rel=1e-8)
+    assert report["singular_value_max"] == pytest.approx(high.max(), rel=1e-8)
+    assert report["condition_max"] == pytest.approx(condition.max(), rel=1e-8)
+
+
+def test_roots_of_the_device_have_no_spectra():
+    core = reference.make_core(
+        reference.options(precondition_frequency=4, roots={"asynchronous": False}),
+        [np.zeros((4, 3)), np.zeros((4, 4))],
+    )
+    history = reference.drifting([(4, 3), (4, 4)], 7)
+    reference.train(core, history[:6], 0.1)
+    assert core.spectra("ab").keys() == {"a", "b"}
+    reference.train(core, history[6:], 0.1, on_device=True)
+    report = core.report()
+    assert report["device"] == 4 and core.spectra("ab") == {}
+    assert report["condition_max"] == report["singular_value_max"] == report["singular_value_min"] == 0.0
+
+
+def test_staleness_of_a_run_by_hand():
+    core = reference.make_core(reference.options(precondition_frequency=4), [np.zeros((4, 3))])
+    history = reference.drifting([(4, 3)], 12)
+    found = []
+    for gradients in history:
+        reference.train(core, [gradients], 0.1)
+        found.append(core.report()["staleness_max"])
+    # Exchanges at 3, 7, 11: that of 3 brings its own, that of 11 those of 7.
+    assert found == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5]
+    timing = core.timing()
+    assert timing["seconds_waited"] > 0 and timing["seconds_computing"] > 0
+
+
 def rows_of(text):
     """Cells of each line by tensor."""
     return {
         line.split("  ")[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in text.split("\n")
     }
+
+
+def size(cell):
+    number, unit = cell.split()
+    return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtype"),
+    [
+        (
+            {"momentum": 0.9, "beta1": 0.5, "rows": "one_sided"},
+            tf.float32,
+        ),
+        ({"grafting": "sgd", "rows": "adagrad_row", "momentum": 0.9}, tf.float64),
+        ({"start_preconditioning_step": None}, tf.float32),
+    ],
+)
+def test_bytes_are_those_of_the_variables(changed, dtype):
+    shapes = [(11, 7), (5,), (3, 4, 2), (9, 4), ()]
+    core = reference.make_core(reference.options(**changed), [np.zeros(s) for s in shapes], dtype, tables=[3])
+    real = {"statistics": 0, "roots": 0, "first-order": 0}
+    for name, variable in core.variables.items():
+        kind = name.rpartition("/")[2]
+        column = {"window": "statistics", "total": "statistics", "root": "roots"}.get(kind, "first-order")
+        if "/" in name:
+            real[column] += variable.numpy().nbytes
+    text = core.describe(list("abcde"))
+    assert ("one sum per row" in text) == (changed.get("rows") == "adagrad_row")
+    total = rows_of(text)["total"]
+    for cell, (column, expected) in zip(total[1:4], real.items(), strict=True):
+        # A tenth of a KiB is as much as is reported.
+        assert size(cell) == pytest.approx(expected, abs=0.05 * 1024 * (expected >= 1024)), column
+    assert (real["statistics"] == 0) == (changed.get("start_preconditioning_step", 3) is None)
 
 
 def test_a_description_names_the_treatment_size_and_work_of_each_tensor():

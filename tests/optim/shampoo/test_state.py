@@ -70,6 +70,22 @@ def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
         reference.assert_same_bits(reference.state_of(resumed), saved[step + 5])
 
 
+def test_rows_of_tables_resume_to_the_last_bit():
+    rng = np.random.default_rng(0)
+    options = reference.options(rows="one_sided", precondition_frequency=4)
+    steps = [
+        [tf.IndexedSlices(tf.constant(rng.normal(size=(3, 2))), tf.constant(rng.integers(0, 6, 3)))]
+        for _ in range(14)
+    ]
+    core, resumed = (reference.make_core(options, [np.ones((6, 2))], tables=[0]) for _ in range(2))
+    reference.train(core, steps[:8], RATE)
+    reference.restore(resumed, reference.state_of(core))
+    for one in (core, resumed):
+        reference.train(one, steps[8:], RATE)
+    reference.assert_same_bits(reference.state_of(core), reference.state_of(resumed))
+    assert core.report()["refreshed"] >= 2
+
+
 def test_every_variable_by_name_shape_and_precision():
     options = reference.options(
         momentum=0.9,
