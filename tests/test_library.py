@@ -10,7 +10,7 @@ from ctr.serving.export import export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.follow import follow
-from ctr.training.loop import Process, train
+from ctr.training.session import Process, train
 from small_runs import LOGISTIC, draw_examples, publish
 
 
