@@ -271,7 +271,7 @@ class Session:
         if self.run.position.examples != self.run.saved_at and not self.run.is_in_doubt:
             check_weights(self.run, self.step)
             self.run.save()
-        self.run.files.background.wait()
+        self.run.background.wait()
         self.run.workers.wait_for_all()
 
     def interrupt(self, reason: str) -> NoReturn:
@@ -280,7 +280,7 @@ class Session:
         run = self.run
         if run.position.examples != run.saved_at:
             save_in_passing(run, self.step)
-        run.files.background.wait()
+        run.background.wait()
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
@@ -308,7 +308,7 @@ class Session:
         if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
             run.save()
         # No file is to say that all is well before it is.
-        run.files.background.wait()
+        run.background.wait()
         summary = write_results(run, failure, self.step.timing.summary)
         if failure is not None:
             run.workers.leave()

@@ -67,7 +67,7 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
         save(self)
         if rank >= 0:
             # So that it is known what is there at the end.
-            self.files.background.wait()
+            self.background.wait()
             workers.wait_for_all()
 
     Run.record_learned, Run.save = passed, noted

@@ -78,7 +78,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, tmp_path, m
 
     def save(run: Run) -> None:
         begin(run)
-        run.files.background._jobs[-1].exception()
+        run.background._jobs[-1].exception()
 
     monkeypatch.setattr(Run, "save", save)
     with fault_points.watching(failing), pytest.raises(OSError, match="No space left") as caught:

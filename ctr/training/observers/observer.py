@@ -12,7 +12,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs
-from ctr.training.run.files import RunFiles
+from ctr.training.run.files import Background
 from ctr.training.run.position import Position
 from ctr.training.state import TrainState
 
@@ -32,7 +32,7 @@ class WatchedRun(Protocol):
     inputs: Inputs
     state: TrainState
     position: Position
-    files: RunFiles
+    background: Background
 
 
 class Scored(NamedTuple):
