@@ -46,23 +46,23 @@ LINES = {
     "ctr/data": 6761,
     "ctr/experiments": 2963,
     "ctr/io": 1897,
-    "ctr/objective": 1282,
+    "ctr/objective": 1280,
     "ctr/search": 1825,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11538,
-    "ctr/workers": 1359,
+    "ctr/training": 11288,
+    "ctr/workers": 1327,
     "eval": 4658,
     "models": 2053,
     "optim": 7313,
     "pipelines": 8780,
-    "tests": 54907,
+    "tests": 54738,
     "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 165, 28536
+LOOP_MODULES, LOOP_LINES = 130, 22157
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
