@@ -49,7 +49,7 @@ def waiting(save: Callable[[Run], None]) -> Callable[[Run], None]:
 
     def wait(run: Run) -> None:
         save(run)
-        run.files.background.wait()
+        run.background.wait()
 
     return wait
 
