@@ -73,6 +73,10 @@ def main(workers: Workers) -> dict[str, object]:
         "steps": found,
         "new_threads": new_threads,
         "numbers": workers.gather_numbers(np.array([rank, 10 * rank])).tolist(),
+        "sums": [
+            workers.sum_numbers(np.full(count, 2**20 * rank + 1, np.int32)).tolist()
+            for count in (3, 0, 700, 3)
+        ],
         "divided": [
             gather_divided(workers, own.__getitem__, 500, piece=7).tolist()
             for own in (entries.astype(np.int16), np.stack([entries] * 2, axis=1).astype(np.float32))
@@ -101,7 +105,7 @@ def lose_one(workers: Workers, kind: str) -> None:
                 exchange(tf.ones([3]))
             else:
                 # Between two steps it would wait for longer.
-                workers.gather_numbers(np.ones(3, np.int64))
+                workers.sum_numbers(np.ones(3, np.int32))
     except WorkerLostError as error:
         print("LOST", error, flush=True)
 

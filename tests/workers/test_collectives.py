@@ -53,6 +53,8 @@ def check(results, size):
         # Of 500 exchanges no thread is left.
         assert result["new_threads"] < 20
         assert result["numbers"] == [[one, 10 * one] for one in range(size)]
+        sums = 2**20 * sum(range(size)) + size
+        assert result["sums"] == [[sums] * count for count in (3, 0, 700, 3)]
         whole = range(500) if rank == 0 else ()
         assert result["divided"] == [list(whole), [[one, one] for one in whole]]
         assert result["texts"] == ["ä" * one for one in range(size)]
@@ -72,5 +74,6 @@ def test_a_process_alone_exchanges_nothing():
     )
     assert ALONE.gather_texts("a") == ["a"]
     assert ALONE.gather_numbers(np.arange(2)).tolist() == [[0, 1]]
+    assert ALONE.sum_numbers(np.arange(2, dtype=np.int32)).tolist() == [0, 1]
     with ALONE.raise_if_any_failed(), ALONE.noticing_losses():
         pass
