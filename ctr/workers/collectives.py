@@ -309,6 +309,22 @@ def _padded(numbers: np.ndarray) -> np.ndarray:
 ALONE = Workers()
 
 
+# Numbers of all workers, for the state outside the steps.
+
+
+def total(group: Workers, number: int) -> int:
+    """Sums a number over all workers, below 2^31."""
+    return int(group.sum_numbers(np.array([number], np.int32))[0])
+
+
+def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
+    """Concatenates int64 [N] of all workers, where N may differ."""
+    (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
+    padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
+    gathered = group.gather_numbers(padded)
+    return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
+
+
 def gather_divided(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:

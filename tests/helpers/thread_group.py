@@ -1,14 +1,74 @@
-"""Workers that are threads of one process, which exchange tensors as processes do."""
+"""Workers that are threads of one process, which exchange numbers as processes do."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import Workers
+
+
+class ThreadGroup:
+    """One of several workers, as the maps of ids need them (``ctr.workers.collectives.Workers``)."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, given: list[np.ndarray]) -> None:
+        self.rank, self.size, self.calls = rank, size, 0
+        self._barrier, self._given = barrier, given
+
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        assert numbers.dtype in (np.int16, np.int32, np.int64) and numbers.ndim == 1
+        self.calls += 1
+        self._given[self.rank] = numbers
+        self._barrier.wait(60)
+        found = np.stack(self._given)
+        # Nobody gives the next numbers before all have these.
+        self._barrier.wait(60)
+        return found
+
+    def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        assert numbers.dtype == np.int32
+        found = self.gather_numbers(numbers).sum(0)
+        assert np.abs(found).max(initial=0) < 2**31
+        return found.astype(np.int32)
+
+
+class Threads:
+    """A group of which each worker has something of its own, with which all do the same.
+
+    Args:
+        make: makes that of a worker.
+    """
+
+    def __init__(self, size: int, make: Callable[[ThreadGroup], Any]) -> None:
+        barrier, given = threading.Barrier(size), [np.zeros(0)] * size
+        self._barrier, self._pool = barrier, ThreadPoolExecutor(size)
+        self.groups = [ThreadGroup(rank, size, barrier, given) for rank in range(size)]
+        self.own = [make(group) for group in self.groups]
+
+    def all(self, call: Callable[[Any], Any]) -> list[Any]:
+        """What ``call`` returns of that of each worker."""
+
+        def checked(one: Any) -> Any:
+            try:
+                return call(one)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        futures = [self._pool.submit(checked, one) for one in self.own]
+        failed = [error for future in futures if (error := future.exception()) is not None]
+        if failed:
+            raise next(
+                (one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0]
+            )
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        self._pool.shutdown()
 
 
 def together(size: int, call: Callable[[Workers], Any]) -> list[Any]:

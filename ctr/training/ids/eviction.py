@@ -3,6 +3,7 @@
 import numpy as np
 
 from ctr.training.ids.config import EvictionConfig
+from ctr.workers.collectives import ALONE, Workers, total
 
 _RESCALE_HALF_LIVES = 256
 
@@ -54,6 +55,8 @@ def evicted_first(
     last_seen: np.ndarray,
     frequency: np.ndarray,
     count: int,
+    places: np.ndarray | None = None,
+    group: Workers = ALONE,
 ) -> np.ndarray:
     """Chooses the ids to evict; ``none``, which evicts nobody, chooses as ``least_recent``.
 
@@ -71,8 +74,12 @@ def evicted_first(
     nothing ever changes, 6%                70.1%         74.8% / 75.2%  72.9% / 73.2%   87.4%
     ======================================  ============  =============  ==============  =======
 
-    ``count`` ids go, or all where they are fewer. Returns int64, rising positions of those that go; of ids that are
-    equal the first ones go.
+    Args:
+        count: how many go, of the ids of all workers together; all of them where they are fewer.
+        places: int64 [N], rising, the order of ids among those of all workers; None: the process is alone.
+
+    Returns:
+        int64, rising positions of those that go. Of ids that are equal the first ones go.
     """
     if config.policy == "least_frequent":
         order: np.ndarray = frequency
@@ -80,7 +87,9 @@ def evicted_first(
         order = frequency / (time_us - last_seen + microseconds(config.half_life) / 100)
     else:
         order = last_seen
-    return lowest(order, min(count, len(order)))
+    if group.size == 1 or places is None:
+        return lowest(order, min(count, len(order)))
+    return lowest_of_all(order, count, places, group)
 
 
 def lowest(values: np.ndarray, count: int) -> np.ndarray:
@@ -91,3 +100,39 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
     below = np.flatnonzero(values < bound)
     equal = np.flatnonzero(values == bound)[: count - len(below)]
     return np.sort(np.concatenate([below, equal]))
+
+
+def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
+    """Computes ``lowest`` over the values of all workers, int64 or float64 >= 0, without sending them.
+
+    ``places``: int64 [N], rising, below 2^31: their order among all.
+    """
+    count = min(count, total(group, len(values)))
+    if not count:
+        return np.zeros(0, np.int64)
+    bits = values.view(np.uint64)
+    # In the order of the values: bits of floating-point numbers have it.
+    keys = bits ^ np.uint64(1 << 63) if values.dtype == np.int64 else bits
+    bound, left = _bound_of_lowest(keys, count, group)
+    equal = np.flatnonzero(keys == bound)
+    last, _ = _bound_of_lowest(places[equal].astype(np.uint64), left, group, bits=32)
+    chosen = keys < bound
+    chosen[equal[places[equal] <= last]] = True
+    return np.flatnonzero(chosen)
+
+
+def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
+    """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and how many of these are equal to it.
+
+    It is found byte by byte, from the highest one on, by how many keys have which value of it.
+    """
+    bound = 0
+    for shift in range(bits - 8, -8, -8):
+        values = ((keys >> np.uint64(shift)) & np.uint64(255)).astype(np.int64)
+        counts = group.sum_numbers(np.bincount(values, minlength=256).astype(np.int32))
+        ends = np.cumsum(counts, dtype=np.int64)
+        value = int(np.searchsorted(ends, count))
+        count -= int(ends[value] - counts[value])
+        keys = keys[values == value]
+        bound |= value << shift
+    return np.uint64(bound), count

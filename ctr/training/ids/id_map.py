@@ -5,7 +5,10 @@ is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature'
 a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
 Everything follows from the batches that were learned from, in their order, and their event time.
 
-Several workers, which all see all batches, have the same map each.
+Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
+s % W = r, and counts their uses; how many slots each feature has, and what happened, all of them know. In a batch they
+tell each other the slots of its ids, which of their slots are free, and, when ids go, how many have which value of the
+policy. So the map is that of one process, whatever W is, and each worker has 1/W of it.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
 finding it.
@@ -24,7 +27,8 @@ from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.admission import WaitingIds
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig, IdsConfig
 from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
-from ctr.training.ids.id_table import MAX_PLACES, IdTable, extended
+from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
+from ctr.workers.collectives import ALONE, Workers, gather_divided
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots."""
+    """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
 
     rows: np.ndarray  # int32 [N], table rows, rising
     features: np.ndarray  # int16 [N], indices of features
@@ -82,10 +86,14 @@ _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
 _NEVER = np.iinfo(np.int64).min
 _OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "frequency": np.float64}
 """What is known of each id that has a slot; see ``Occupants``."""
+_OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
+_OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
+DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
+"""The arrays of ``IdMap.to_arrays`` of which each worker has every W-th entry; of the others all have all."""
 
 
 class IdMap:
-    """Slots of the growing features of one table."""
+    """Slots of the growing features of one table; all workers of the ``group`` make the same calls."""
 
     def __init__(
         self,
@@ -93,6 +101,7 @@ class IdMap:
         first_slot: int,
         admission: AdmissionConfig,
         eviction: EvictionConfig,
+        group: Workers = ALONE,
     ) -> None:
         self.features = tuple(features)
         self._first_slot = first_slot
@@ -101,14 +110,15 @@ class IdMap:
         self._shared_row = np.array([feature.shared_row for feature in features], np.int64)
         self._shared_rows = np.array([feature.shared_rows for feature in features], np.uint64)
         self._max_slots = min(int(self._capacity.sum()), MAX_PLACES - first_slot)
-        self._slots = IdTable(self._max_slots)
+        self.group = group
+        self._slots = IdTable(self._max_slots, group)
         self._of_ids = {name: np.zeros(0, dtype) for name, dtype in _OF_IDS.items()}
         self._occupancy = np.zeros(len(self.features), np.int64)
         self._totals = {name: np.zeros(len(self.features), np.int64) for name in _TOTALS}
         self._time: int | None = None
         self._searched: int | None = None
         self._clock = DecayClock(eviction.half_life)
-        self._waiting = WaitingIds(admission) if admission.rule == "count" else None
+        self._waiting = WaitingIds(admission, group) if admission.rule == "count" else None
 
     @property
     def rows(self) -> int:
@@ -120,12 +130,26 @@ class IdMap:
         waiting = self._waiting.nbytes if self._waiting else 0
         return self._slots.nbytes + waiting + sum(array.nbytes for array in self._of_ids.values())
 
-    def look_up(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+    def look_up(
+        self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
+    ) -> np.ndarray:
         """Finds the rows of ids, int32 [U], without learning anything of them; no pair (int16, int64 [U]) occurs twice.
 
-        An id without a slot has the one of its feature's shared rows that its fingerprint gives.
+        An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
+        ``find_slots``.
         """
-        return self._rows_at(self._slots.find(features, fingerprints), features, fingerprints)
+        if slots is None:
+            slots = self._find(features, fingerprints)
+        return self._rows_at(slots, features, fingerprints)
+
+    def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        if self.group.size == 1:
+            return self._slots.find(features, fingerprints)
+        return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
+
+    def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """Returns the slots, one higher, of ids that this worker keeps, and 0 for others: int32 [U], to be summed."""
+        return self._slots.held_places(features, fingerprints)
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         rows = (slots + self._first_slot).astype(np.int32)
@@ -143,6 +167,7 @@ class IdMap:
         counts: np.ndarray,
         time_us: int,
         admit: np.ndarray | None = None,
+        slots: np.ndarray | None = None,
     ) -> Learned:
         """Counts the ids (see ``look_up``) of a batch that is about to be learned from, evicts and admits.
 
@@ -156,9 +181,8 @@ class IdMap:
         Raises InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
-        slots = self._slots.find(features, fingerprints)
-        held = np.flatnonzero(slots >= 0)
-        seen = slots[held]
+        slots = self._find(features, fingerprints) if slots is None else slots
+        held, seen = self._slots.indices_of(slots)
         self._of_ids["last_seen"][seen] = now
         # Half the time of indexing, which reads and writes in two passes.
         np.add.at(self._of_ids["uses"], seen, counts[held])
@@ -195,12 +219,13 @@ class IdMap:
         another one had: nothing was learned. Where no id goes, those that find no room share rows.
         """
         if (
-            self._admission.rule != "always"
+            self.group.size > 1
+            or self._admission.rule != "always"
             or self._eviction.max_idle is not None
             or self._slots.count < self._slots.places
         ):
             return None
-        slots = self._slots.find(features, fingerprints)
+        slots = self._find(features, fingerprints)
         unknown = np.flatnonzero(slots < 0)
         new, positions = _first_places(features[unknown], fingerprints[unknown], len(self.features))
         first = unknown[new]
@@ -249,14 +274,20 @@ class IdMap:
         if interval == self._searched:
             return
         self._searched = interval
-        slots = self._slots.taken()
-        self._evict(slots[self._of_ids["last_seen"][slots] < now - microseconds(self._eviction.max_idle)])
+        idle = self._of_ids["last_seen"][: self._slots.held] < now - microseconds(self._eviction.max_idle)
+        self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
-    def _evict(self, slots: np.ndarray) -> None:
-        gone = self._by_feature(self._slots.features[slots])
+    def _evict(self, indices: np.ndarray) -> None:
+        """Evicts ids of this worker, at the same time as the other workers theirs."""
+        gone = self._sum_by_feature(self._slots.features[indices])
         self._occupancy -= gone
         self._totals["evicted"] += gone
-        self._slots.remove(slots)
+        self._slots.remove(indices, int(gone.sum()))
+
+    def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
+        """Counts the ids of each feature over all workers, each of which gives its own: int64 [features]."""
+        counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
+        return self.group.sum_numbers(counts).astype(np.int64)
 
     def _eligible(
         self,
@@ -288,11 +319,13 @@ class IdMap:
         return room
 
     def _evict_some(self, feature: int, count: int, seen: np.ndarray, now: int) -> None:
-        may_go = self._slots.features[: self._slots.places] == feature
+        may_go = self._slots.features[: self._slots.held] == feature
         may_go[seen] = False
-        slots = np.flatnonzero(may_go)
-        of_ids = self._of_ids["last_seen"][slots], self._of_ids["frequency"][slots]
-        self._evict(slots[evicted_first(self._eviction, now, *of_ids, count)])
+        indices = np.flatnonzero(may_go)
+        of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
+        # Of ids with equal values those with the lowest slots go, whoever keeps them.
+        slots = indices * self.group.size + self.group.rank
+        self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 
     def _occupy(
         self,
@@ -310,9 +343,11 @@ class IdMap:
         size = len(self._slots.features)
         if size > len(self._of_ids["uses"]):
             self._of_ids = {name: extended(array, size) for name, array in self._of_ids.items()}
-        self._of_ids["first_seen"][slots] = self._of_ids["last_seen"][slots] = now
-        self._of_ids["uses"][slots] = counts
-        self._of_ids["frequency"][slots] = counts * weight
+        which, indices = self._slots.indices_of(slots)
+        now = np.broadcast_to(now, len(slots))[which]
+        self._of_ids["first_seen"][indices] = self._of_ids["last_seen"][indices] = now
+        self._of_ids["uses"][indices] = counts[which]
+        self._of_ids["frequency"][indices] = (counts * weight)[which]
         self._occupancy += self._by_feature(features)
         return slots
 
@@ -327,20 +362,25 @@ class IdMap:
         }
 
     def occupants(self) -> Occupants:
-        slots = self._slots.taken()
+        indices = self._slots.taken()
         now = 0 if self._time is None else self._time
-        of_ids = {name: array[slots] for name, array in self._of_ids.items()}
+        slots = indices * self.group.size + self.group.rank
+        of_ids = {name: array[indices] for name, array in self._of_ids.items()}
         of_ids["frequency"] = of_ids["frequency"] / self._clock.weight(now)
         rows = (slots + self._first_slot).astype(np.int32)
         return Occupants(
-            rows, self._slots.features[slots], self._slots.fingerprints[slots], **of_ids, time_us=now
+            rows, self._slots.features[indices], self._slots.fingerprints[indices], **of_ids, time_us=now
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (rising), features and fingerprints of all ids."""
-        slots = self._slots.taken()
-        rows = (slots + self._first_slot).astype(np.int32)
-        return rows, self._slots.features[slots], self._slots.fingerprints[slots]
+        """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
+        table = self._slots
+        features, fingerprints = (
+            gather_divided(self.group, array.__getitem__, table.places)
+            for array in (table.features, table.fingerprints)
+        )
+        taken = np.flatnonzero(features != FREE)
+        return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
     def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
         """Gives slots to the occupants of another map, whatever the rule of admission.
@@ -358,20 +398,22 @@ class IdMap:
         chosen = np.flatnonzero(fits)
         weight = self._clock.weight(now)
         slots = self._occupy(features[chosen], ids.fingerprints[chosen], ids.uses[chosen], now, weight)
+        which, indices = self._slots.indices_of(slots)
+        local = chosen[which]
         for name in ("first_seen", "last_seen"):
-            self._of_ids[name][slots] = getattr(ids, name)[chosen]
-        self._of_ids["frequency"][slots] = ids.frequency[chosen] * self._clock.weight(ids.time_us)
+            self._of_ids[name][indices] = getattr(ids, name)[local]
+        self._of_ids["frequency"][indices] = ids.frequency[local] * self._clock.weight(ids.time_us)
         rows = np.full(len(features), -1, np.int32)
         rows[chosen] = slots + self._first_slot
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs."""
-        places = self._slots.places
+        """Returns copies of everything that ``restore`` needs; of ``DIVIDED_ARRAYS`` this worker's entries."""
+        held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
             **{f"slots/{name}": array for name, array in self._slots.to_arrays().items()},
-            **{f"slots/{name}": array[:places].copy() for name, array in self._of_ids.items()},
+            **{f"slots/{name}": array[:held].copy() for name, array in self._of_ids.items()},
             "totals": np.stack([self._totals[name] for name in _TOTALS]),
             "times": np.array([_NEVER if time is None else time for time in times], np.int64),
         }
@@ -379,22 +421,29 @@ class IdMap:
             arrays |= {f"waiting/{name}": array for name, array in self._waiting.to_arrays().items()}
         return arrays
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes back to where a map with these arguments was at ``to_arrays``.
+    def entries(self) -> dict[str, int]:
+        """Returns the length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
+        waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
+        return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
-        Raises ValueError: the arrays belong to a map with other features or another rule of admission.
+    def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
+        """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
+
+        All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
+        ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
             raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
-        self._slots.restore(_without_prefix(arrays, "slots/"))
+        entries = entries or {}
+        self._slots.restore(_without_prefix(arrays, "slots/"), entries.get("slots/feature"))
         self._of_ids = {name: arrays[f"slots/{name}"].copy() for name in _OF_IDS}
-        self._occupancy = self._by_feature(self._slots.features[self._slots.taken()])
+        self._occupancy = self._sum_by_feature(self._slots.features[self._slots.taken()])
         self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
         times = [None if time == _NEVER else int(time) for time in arrays["times"]]
         self._time, self._searched, self._clock.landmark = times
         if self._waiting is not None:
-            self._waiting.restore(_without_prefix(arrays, "waiting/"))
+            self._waiting.restore(_without_prefix(arrays, "waiting/"), entries.get("waiting/feature"))
 
 
 def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
@@ -425,8 +474,10 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
     return np.sort(order[rank < room[features[order]]])
 
 
-def make_id_maps(layouts: Sequence[TableLayout], config: IdsConfig) -> dict[int, IdMap]:
-    """Makes the empty maps of the tables in which ids grow, by their numbers."""
+def make_id_maps(
+    layouts: Sequence[TableLayout], config: IdsConfig, group: Workers = ALONE
+) -> dict[int, IdMap]:
+    """Makes the empty maps of the tables in which ids grow, by their numbers; of several workers each keeps a part."""
     maps = {}
     for number, layout in enumerate(layouts):
         ids, offsets = ids_of(config, layout), layout.offsets()
@@ -435,7 +486,7 @@ def make_id_maps(layouts: Sequence[TableLayout], config: IdsConfig) -> dict[int,
             for f in layout.growing
         ]
         if features:
-            maps[number] = IdMap(features, layout.rows, ids.admission, ids.eviction)
+            maps[number] = IdMap(features, layout.rows, ids.admission, ids.eviction, group)
     return maps
 
 
@@ -447,11 +498,20 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
 def restored_maps(
     layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, IdMap]:
-    """Restores the maps of tables from a state's arrays, by the tables' numbers."""
+    """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
     maps = make_id_maps(layouts, ids)
     for number, id_map in maps.items():
         id_map.restore(id_arrays(layouts[number], arrays))
     return maps
+
+
+def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
+    if not ids:
+        return []
+    held = [id_map.held_slots(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
+    slots = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
+    return np.split(slots, np.cumsum([len(part) for part in held])[:-1])
 
 
 def named_arrays(

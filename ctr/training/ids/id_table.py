@@ -6,10 +6,13 @@ Int64HashTable is private and cannot remove; TensorFlow's DenseHashTable gets sl
 are single numbers, some of which must not occur, and an entry has 16 bytes instead of 8.
 
 It is open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
-bits, its place. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
+bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
 all that are not yet done at a time. An entry whose pair has left its place stays behind and is passed over. At most
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
+
+Several workers have one table together: worker r of W keeps the pairs at the places p with p % W = r, and nothing of
+all others. A pair gets the place that it would have in the table of one process.
 """
 
 import math
@@ -18,6 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.io.hashing import splitmix64
+from ctr.workers.collectives import ALONE, Workers, total
 
 FREE = np.int16(-1)
 """The feature of a place that no pair has."""
@@ -38,17 +42,22 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 
 
 class IdTable:
-    """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place."""
+    """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
 
-    def __init__(self, max_places: int = MAX_PLACES) -> None:
-        self._max_places = max_places
+    Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is
+    the place. All workers make the same calls, in the same order; only of what is looked for or removed each may have
+    its own.
+    """
+
+    def __init__(self, max_places: int = MAX_PLACES, group: Workers = ALONE) -> None:
+        self._group = group
+        self._max_held = len(range(group.rank, max_places, group.size))
         self.clear()
 
     def clear(self) -> None:
-        self.features = np.zeros(0, np.int16)  # int16 [>= places]; ``FREE``: no pair is there
-        self.fingerprints = np.zeros(0, np.int64)  # int64 [>= places]
-        # Numbers of places that were ever used, and of pairs.
-        self.places = self.count = 0
+        self.features = np.zeros(0, np.int16)  # int16 [>= held], by index; ``FREE``: no pair is there
+        self.fingerprints = np.zeros(0, np.int64)  # int64 [>= held]
+        self.places = self.count = self._pairs = 0
         self._free = np.zeros(0, np.int64)
         self._allocate(_SMALLEST_BITS)
 
@@ -59,17 +68,22 @@ class IdTable:
         self._filled = 0
 
     @property
+    def held(self) -> int:
+        """Number of places that were ever used and that this worker keeps."""
+        return len(range(self._group.rank, self.places, self._group.size))
+
+    @property
     def nbytes(self) -> int:
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Finds the place of each pair, int64 [N]; -1 where it is not in the table."""
+        """Finds the index of each pair, int64 [N]; -1 where it is not in the table, or another worker keeps it."""
         positions, tags = self._hash(features, fingerprints)
-        found = np.full(len(positions), -1, np.int64)
+        index = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
         pending = entries != _EMPTY
-        hits, places = self._compare(entries, tags, features, fingerprints)
-        found[hits] = places
+        hits, indices = self._compare(entries, tags, features, fingerprints)
+        index[hits] = indices
         pending[hits] = False
         rest = np.flatnonzero(pending)
         positions, tags, features, fingerprints = (
@@ -79,13 +93,28 @@ class IdTable:
             positions = (positions + 1) & self._wrap
             entries = self._table.take(positions)
             pending = entries != _EMPTY
-            hits, places = self._compare(entries, tags, features, fingerprints)
-            found[rest[hits]] = places
+            hits, indices = self._compare(entries, tags, features, fingerprints)
+            index[rest[hits]] = indices
             pending[hits] = False
             remaining = np.flatnonzero(pending)
             rest, positions, tags = rest[remaining], positions[remaining], tags[remaining]
             features, fingerprints = features[remaining], fingerprints[remaining]
-        return found
+        return index
+
+    def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """Returns places, one higher, of pairs that this worker keeps, and 0 for others: int32 [N], to be added up."""
+        indices = self.find(features, fingerprints)
+        places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
+        return places.astype(np.int32)
+
+    def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker keeps."""
+        rank, size = self._group.rank, self._group.size
+        if size == 1:
+            which = np.flatnonzero(places >= 0)
+            return which, places[which]
+        which = np.flatnonzero((places >= 0) & (places % size == rank))
+        return which, places[which] // size
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first position of each pair, and its hash's part of an entry, both int64."""
@@ -96,40 +125,51 @@ class IdTable:
     def _compare(
         self, entries: np.ndarray, tags: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions and places of entries that match their pairs. Different pairs may share a tag."""
+        """Returns the positions and indices of entries that match their pairs. Different pairs may share a tag."""
         hits = np.flatnonzero((entries >> _INDEX_BITS) == tags)
-        places = entries[hits] & _INDEX_MASK
-        same = (self.fingerprints.take(places) == fingerprints[hits]) & (
-            self.features.take(places) == features[hits]
+        indices = entries[hits] & _INDEX_MASK
+        same = (self.fingerprints.take(indices) == fingerprints[hits]) & (
+            self.features.take(indices) == features[hits]
         )
-        return (hits, places) if same.all() else (hits[same], places[same])
+        return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Gives places, int64 [N], to new pairs: the lowest free ones, in order."""
-        reused, count = self._free[: len(features)], len(features)
-        self._free = self._free[len(reused) :]
-        end = self.places + count - len(reused)
-        places = np.concatenate([reused, np.arange(self.places, end)])
-        self.places = end
+        """Gives places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
+        places = self._lowest_free(len(features))
+        self.count += len(places)
         self._grow()
-        if self._filled + count > _MAX_LOAD * len(self._table):
-            self._rebuild(count)
-        self.features[places], self.fingerprints[places] = features, fingerprints
-        self.count += count
-        self._filled += count
-        self._insert(features, fingerprints, places)
+        which, indices = self.indices_of(places)
+        if self._filled + len(which) > _MAX_LOAD * len(self._table):
+            self._rebuild(len(which))
+        pairs = features[which], fingerprints[which]
+        self.features[indices], self.fingerprints[indices] = pairs
+        self._pairs += len(which)
+        self._filled += len(which)
+        self._insert(*pairs, indices)
         return places
+
+    def _lowest_free(self, count: int) -> np.ndarray:
+        group, reused = self._group, min(count, self.places - self.count)
+        new = np.arange(self.places, self.places + count - reused)
+        self.places += len(new)
+        if not reused:
+            return new
+        free, offered = self._free[:reused], np.full(reused, MAX_PLACES, np.int64)
+        offered[: len(free)] = free * group.size + group.rank
+        lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
+        self._free = self._free[len(self.indices_of(lowest)[0]) :]
+        return np.concatenate([lowest, new])
 
     def _grow(self) -> None:
         size = len(self.features)
-        if self.places > size:
-            size = max(self.places, min(max(size + size // 4, 1024), self._max_places))
+        if self.held > size:
+            size = max(self.held, min(max(size + size // 4, 1024), self._max_held))
             self.features = extended(self.features, size, FREE)
             self.fingerprints = extended(self.fingerprints, size)
 
-    def _insert(self, features: np.ndarray, fingerprints: np.ndarray, places: np.ndarray) -> None:
+    def _insert(self, features: np.ndarray, fingerprints: np.ndarray, indices: np.ndarray) -> None:
         positions, tags = self._hash(features, fingerprints)
-        entries = (tags << _INDEX_BITS) | places
+        entries = (tags << _INDEX_BITS) | indices
         while len(entries):
             open_ = np.flatnonzero(self._table.take(positions) == _EMPTY)
             # Of several entries for one position, one stays there.
@@ -139,36 +179,38 @@ class IdTable:
 
     def _rebuild(self, more: int) -> None:
         """Makes the table anew, without the entries of pairs that left, and with room for ``more`` pairs."""
-        needed = math.ceil((self.count + more) / _MAX_REBUILT_LOAD)
+        needed = math.ceil((self._pairs + more) / _MAX_REBUILT_LOAD)
         self._allocate(max(_SMALLEST_BITS, (needed - 1).bit_length()))
-        places = self.taken()
-        self._filled = self.count
-        self._insert(self.features[places], self.fingerprints[places], places)
+        indices = self.taken()
+        self._filled = self._pairs
+        self._insert(self.features[indices], self.fingerprints[indices], indices)
 
     def taken(self) -> np.ndarray:
-        return np.flatnonzero(self.features[: self.places] != FREE)
+        return np.flatnonzero(self.features[: self.held] != FREE)
 
-    def remove(self, places: np.ndarray) -> None:
-        """Removes the pairs at some places, int64 [N], each once."""
-        self.features[places] = FREE
-        self.fingerprints[places] = 0
-        self.count -= len(places)
-        self._free = np.sort(np.concatenate([self._free, places]))
+    def remove(self, indices: np.ndarray, count: int | None = None) -> None:
+        """Removes the pairs at some indices, int64 [N], each once. ``count``: how many all workers remove."""
+        self.features[indices] = FREE
+        self.fingerprints[indices] = 0
+        self.count -= len(indices) if count is None else count
+        self._pairs -= len(indices)
+        self._free = np.sort(np.concatenate([self._free, indices]))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Copies the arrays for ``restore``: ``feature`` int16 and ``fingerprint`` int64, by place."""
+        """Copies the arrays for ``restore``: ``feature`` int16 and ``fingerprint`` int64, by index."""
         return {
-            "feature": self.features[: self.places].copy(),
-            "fingerprint": self.fingerprints[: self.places].copy(),
+            "feature": self.features[: self.held].copy(),
+            "fingerprint": self.fingerprints[: self.held].copy(),
         }
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes back to where a table was at ``to_arrays``."""
+    def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
+        """Goes back to where a table, also of other workers, was at ``to_arrays``; ``places``: of all workers."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
-        self.places = len(self.features)
+        self.places = len(self.features) if places is None else places
         taken = self.features != FREE
-        self.count = int(np.count_nonzero(taken))
+        self._pairs = int(np.count_nonzero(taken))
+        self.count = total(self._group, self._pairs)
         self._free = np.flatnonzero(~taken)
         self._rebuild(0)
 

@@ -22,7 +22,7 @@ from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.ids.id_map import Learned, Occupants, id_arrays, make_id_maps, named_arrays
+from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_maps, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.sizes import most_rows
 from ctr.training.tables.plan import BatchPlans, PendingIds, TablePlan
@@ -69,7 +69,7 @@ class EmbeddingTables:
             for number, layout in enumerate(layouts)
         ]
         self._counts = [layout.rows for layout in layouts]  # with those that are elsewhere
-        self.id_maps = make_id_maps(layouts, config.ids)
+        self.id_maps = make_id_maps(layouts, config.ids, group)
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
@@ -109,15 +109,23 @@ class EmbeddingTables:
         ``learning``, once for a batch: ids are counted, admitted and evicted. Also returned are the rows that are used
         anew, which ``begin_rows`` must be called with before the batch is learned from.
         """
+        pending = {
+            number: plan.pending
+            for number, plan in enumerate(plans)
+            if number in self.id_maps and plan.pending is not None
+        }
+        maps = [self.id_maps[number] for number in pending]
+        slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
         by_table, begun = {}, []
-        for number, plan in enumerate(plans):
-            if number not in self.id_maps or (ids := plan.pending) is None:
-                continue
+        for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                by_table[number], new = self.learn_batch(number, ids, time_us)
-                begun.append(new)
+                rows, new = id_map.learn(
+                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
+                )
+                begun.append(_new_rows(number, ids, Learned(rows, new)))
             else:
-                by_table[number] = self.id_maps[number].look_up(ids.features, ids.fingerprints)
+                rows = id_map.look_up(ids.features, ids.fingerprints, indices)
+            by_table[number] = rows
         return by_table, begun
 
     def assign_batches(
@@ -244,19 +252,21 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps."""
+        """Returns the arrays of the maps, as far as they are here."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
 
     def lengths(self) -> dict[str, int]:
         """Returns the whole length of each array whose entries are dealt out in turn, of which some are elsewhere."""
-        return {
+        rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
             if self.rows.divided[number]
             for kind in ("rows", *self.optimizer.row_state)
         }
+        maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
+        return rows | named_arrays(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
@@ -266,7 +276,8 @@ class EmbeddingTables:
             whole = self._first_counts[number] if is_divided else row_count(self.weights[number])
             self._counts[number] = whole if part is None else part.total
         for number, id_map in self.id_maps.items():
-            id_map.restore(id_arrays(self.layouts[number], arrays))
+            lengths = {name: part.total for name, part in id_arrays(self.layouts[number], parts).items()}
+            id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
         """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""

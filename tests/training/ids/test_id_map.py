@@ -1,4 +1,4 @@
-"""The map of growing ids against the same rules in plain Python, id by id."""
+"""The map of growing ids, of one process and of several workers, against the same rules in plain Python, id by id."""
 
 import itertools
 
@@ -8,8 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap
+from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
+from ctr.workers.parts import reshard, rows_of
 from slow_id_map import SlowIdMap
+from thread_group import Threads
 
 SECOND = 1_000_000
 VALUES = [*range(1, 8), -1, -(2**63), 2**63 - 1]
@@ -36,6 +38,57 @@ def learn(one, ids, counts=None, seconds=0, admit=None):
 
 def assert_equal(one, other):
     np.testing.assert_equal(getattr(one, "__dict__", one), getattr(other, "__dict__", other))
+
+
+class DividedMap:
+    """The maps of several workers as one: they get the same calls, and must return the same."""
+
+    def __init__(self, size, *arguments):
+        self.size, self.arguments = size, arguments
+        self.threads = Threads(size, lambda group: IdMap(*arguments, group))
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            first, *others = self.threads.all(lambda one: getattr(one, name)(*arguments))
+            for other in others:
+                assert_equal(other, first)
+            return first
+
+        return call
+
+    def ids_by_row(self):
+        first, *others = self.threads.all(IdMap.ids_by_row)
+        assert all(len(part) == 0 for other in others for part in other)
+        return first
+
+    def to_arrays(self):
+        """Those of all workers put together, as a checkpoint has them."""
+        parts = self.threads.all(IdMap.to_arrays)
+        whole = dict(parts[0])
+        for name, length in self.entries().items():
+            whole[name] = reshard(
+                [(rows_of(rank, self.size, length), part[name]) for rank, part in enumerate(parts)]
+            )
+        for part in parts:
+            for name in whole.keys() - set(DIVIDED_ARRAYS):
+                np.testing.assert_array_equal(part[name], whole[name])
+        return whole
+
+    def continued(self, size):
+        """The maps of another number of workers that go on where these stand, as after a resume."""
+        saved, other = self.to_arrays(), DividedMap(size, *self.arguments)
+        self.threads.close()
+        entries = {name: len(array) for name, array in saved.items() if name in DIVIDED_ARRAYS}
+
+        def restore(one):
+            own = {
+                name: saved[name][rows_of(one.group.rank, size, length).rows]
+                for name, length in entries.items()
+            }
+            one.restore(saved | own, entries)
+
+        other.threads.all(restore)
+        return other
 
 
 def continued(one, *arguments):
@@ -71,8 +124,8 @@ def check(fast, slow, first_slot):
 def streams(draw):
     """Features, rules and batches of ids; the times are whole seconds, multiples of the half-life, not all rising.
 
-    Of each batch: ids with a count and whether they were drawn, the seconds since the one before, and whether another
-    process goes on after it.
+    Of each batch: ids with a count and whether they were drawn, the seconds since the one before, and the number of
+    workers that go on after it; 0: the same ones.
     """
     count = draw(st.integers(1, 3))
     capacities = draw(st.lists(st.sampled_from([1, 2, 3, 6, 10]), min_size=count, max_size=count))
@@ -94,7 +147,7 @@ def streams(draw):
         max_size=12,
         unique_by=lambda one: one[0],
     )
-    steps = st.tuples(batch, st.sampled_from([0, 0, 1, 1, 2, 5, 40, -1, -3]), st.booleans())
+    steps = st.tuples(batch, st.sampled_from([0, 0, 1, 1, 2, 5, 40, -1, -3]), st.integers(0, 4))
     return capacities, admission, eviction, draw(st.lists(steps, max_size=14))
 
 
@@ -102,10 +155,10 @@ def check_stream(stream):
     capacities, admission, eviction, steps = stream
     features, first_slot = make_features(capacities)
     arguments = (features, first_slot, admission, eviction)
-    fast, slow = IdMap(*arguments), SlowIdMap(*arguments)
+    fast, slow, divided = IdMap(*arguments), SlowIdMap(*arguments), DividedMap(2, *arguments)
     every_id = list(itertools.product(range(len(features)), VALUES))
     seconds = 10
-    for batch, passed, goes_on in steps:
+    for batch, passed, size in steps:
         seconds += passed
         ids, counts, admit = ([one[part] for one in batch] for part in range(3))
         learned = learn(fast, ids, counts, seconds, admit)
@@ -113,16 +166,22 @@ def check_stream(stream):
         assert (learned.rows.tolist(), learned.fresh.tolist()) == (rows, fresh)
         assert (learned.rows.dtype, fast.rows) == (np.int32, slow.rows)
         assert fast.rows <= first_slot + sum(capacities)
-        if goes_on:
-            fast = continued(fast, *arguments)
+        assert_equal(learn(divided, ids, counts, seconds, admit), learned)
+        if size:
+            fast, divided = continued(fast, *arguments), divided.continued(size)
         assert fast.look_up(*arrays(every_id)).tolist() == slow.look_up(every_id)
         check(fast, slow, first_slot)
+        assert_equal(divided.to_arrays(), fast.to_arrays())
+        assert_equal(divided.look_up(*arrays(every_id)), fast.look_up(*arrays(every_id)))
+        assert_equal(divided.counters(), fast.counters())
+        assert_equal(divided.ids_by_row(), fast.ids_by_row())
+    divided.threads.close()
 
 
 def idle(seconds):
     """A full feature of one slot, whose id has not been seen for some seconds when another one comes."""
     eviction = EvictionConfig(policy="none", half_life=1, max_idle=3, every=1)
-    steps = [([((0, 1), 1, True)], 0, False), ([((0, 2), 1, True)], seconds, True)]
+    steps = [([((0, 1), 1, True)], 0, 0), ([((0, 2), 1, True)], seconds, 3)]
     return [1], AdmissionConfig(), eviction, steps
 
 
@@ -131,7 +190,7 @@ def idle(seconds):
 # Just not idle for too long, and just so.
 @example(idle(3))
 @example(idle(4))
-def test_it_follows_the_rules_in_plain_python(stream):
+def test_one_map_and_those_of_several_workers_follow_the_rules_in_plain_python(stream):
     check_stream(stream)
 
 
@@ -143,14 +202,15 @@ def test_the_rules_in_plain_python_in_many_more_streams(stream):
 
 
 @pytest.mark.parametrize(
-    ("rule", "policy"), [("always", "score"), ("count", "least_recent"), ("count", "least_frequent")]
+    ("rule", "policy", "size"),
+    [("always", "score", 2), ("count", "least_recent", 3), ("count", "least_frequent", 2)],
 )
-def test_a_long_stream_with_churn(rule, policy):
+def test_a_long_stream_with_churn(rule, policy, size):
     # Large enough for several sizes of the hash table, for many evictions of a share, and for a sketch.
     features, first_slot = make_features([250, 150])
     admission = AdmissionConfig(rule=rule, count=2, exact_ids=200)
     arguments = (features, first_slot, admission, EvictionConfig(policy=policy, half_life=1, max_idle=20))
-    fast, slow = IdMap(*arguments), SlowIdMap(*arguments)
+    fast, slow, divided = IdMap(*arguments), SlowIdMap(*arguments), DividedMap(size, *arguments)
     random = np.random.default_rng(0)
     for second in range(60):
         drawn = 20 * second + (random.zipf(1.3, 120) % 3000)
@@ -159,9 +219,12 @@ def test_a_long_stream_with_churn(rule, policy):
         learned = learn(fast, ids, counts, second)
         rows, fresh = slow.learn(ids, counts.tolist(), second * SECOND, None)
         assert (learned.rows.tolist(), learned.fresh.tolist()) == (rows, fresh)
+        assert_equal(learn(divided, ids, counts, second), learned)
         if second % 25 == 24:
             fast = continued(fast, *arguments)
     check(fast, slow, first_slot)
+    assert_equal(divided.to_arrays(), fast.to_arrays())
+    divided.threads.close()
     assert all(found.evicted > 100 for found in fast.counters().values())
 
 
@@ -197,6 +260,25 @@ def test_several_batches_at_once_are_learned_as_one_after_the_other(policy, half
             assert_equal(other.to_arrays(), one.to_arrays())
     # Where no id goes, those that find no room are no obstacle.
     assert together == 300 if policy == "none" else 100 < together < 300
+
+
+@pytest.mark.parametrize(("size", "rule"), [(2, "count"), (4, "always")])
+def test_each_worker_has_its_share_of_the_memory(size, rule):
+    arguments = (
+        [GrowingFeature("f", 0, 8, 40_000)],
+        8,
+        AdmissionConfig(rule=rule, count=2, exact_ids=10**6),
+        EvictionConfig(share=0.25),
+    )
+    alone, divided = IdMap(*arguments), DividedMap(size, *arguments)
+    random = np.random.default_rng(0)
+    for batch in range(8):
+        prints = np.unique(random.integers(1, 2**40, 10_000))
+        ids = np.zeros(len(prints), np.int16), prints, 1 + prints % 2, batch * SECOND
+        assert_equal(divided.learn(*ids).fresh, alone.learn(*ids).fresh)
+    # Sizes of hash tables are powers of 2.
+    assert max(one.nbytes for one in divided.threads.own) <= 1.1 / size * alone.nbytes
+    divided.threads.close()
 
 
 def single(capacity, policy, **options):
