@@ -25,8 +25,8 @@ from runner import Numbers, compare, main, timed
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run.run import Run
+from ctr.training.session import train
 
 NEVER = 10**12
 
@@ -49,7 +49,7 @@ def waiting(save: Callable[[Run], None]) -> Callable[[Run], None]:
 
     def wait(run: Run) -> None:
         save(run)
-        run.files.background.wait()
+        run.background.wait()
 
     return wait
 

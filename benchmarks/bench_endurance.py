@@ -32,7 +32,7 @@ from ctr.io.hashing import splitmix64
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 
 MARKS = 20
 CONFIG: dict[str, Any] = {

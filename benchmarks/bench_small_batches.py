@@ -17,7 +17,7 @@ from runner import compare, main
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 
 FUSED = 64
 SIZE = Size(features=18, buckets=10_000, growing=True)

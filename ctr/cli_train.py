@@ -176,7 +176,7 @@ def _pass(options: Options, config: Any, worker: _Worker, begun: float) -> dict[
     _load_tensorflow(options.device, worker)
     with importing():
         from ctr.serving.export import export_from_run
-        from ctr.training.loop import Process, train
+        from ctr.training.session import Process, train
         from ctr.training.warm_start.start import InitFrom
 
     total = sum(manifest.rows for manifest in read_manifests(options.log))
@@ -200,7 +200,7 @@ def _follow(options: Options, config: Any, worker: _Worker, begun: float) -> "Fo
         _load_tensorflow(options.device, worker)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
-        from ctr.training.loop import Process
+        from ctr.training.session import Process
         from ctr.training.warm_start.start import InitFrom
 
         poll = POLL_SECONDS if options.poll is None else options.poll

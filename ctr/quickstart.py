@@ -230,7 +230,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
         return train_result(log, run, finished, None)
     tools.load_tensorflow()
     from ctr.data.log import read_manifests
-    from ctr.training.loop import Process, train
+    from ctr.training.session import Process, train
 
     tools.say(f"Training in one pass -> {run}")
     bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")

@@ -33,8 +33,9 @@ from ctr.data.log import MAX_TIME_US, read_manifests, read_schema
 from ctr.data.reader import Rows, join_rows, read_rows
 from ctr.data.schema import Schema
 from ctr.data.times import format_time
+from ctr.models.click_model import Scores
 from ctr.objective.config import ObjectiveConfig, RankingConfig
-from ctr.objective.losses import loss_and_terms
+from ctr.objective.losses import BatchObjective, loss_and_terms
 from ctr.objective.targets import make_targets
 from ctr.optim import Shampoo
 from ctr.serving.export import export_run
@@ -85,7 +86,8 @@ class RankedModel(RecommendersModel):
         logit = self(ids, training=training)
         of_components = logit[tf.newaxis]
         ramps = {"ranking": tf.constant(1.0)}
-        return loss_and_terms(OBJECTIVE, targets, logit, of_components, of_components, ramps, [], [])[0]
+        batch = BatchObjective(OBJECTIVE, targets, ramps)
+        return loss_and_terms(batch, logit, Scores(of_components, of_components))[0]
 
 
 def composite(model: Any, rate: float) -> tfrs.experimental.optimizers.CompositeOptimizer:

@@ -8,7 +8,7 @@ from ctr.config import parse_model
 from ctr.serving.export import export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 from small_runs import LOGISTIC, draw_examples, publish
 
 

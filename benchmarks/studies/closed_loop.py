@@ -37,7 +37,7 @@ from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.simulate import QUERIES_PER_DAY_LIMIT, Simulation, publish_day
 from ctr.simulator.world import Ads, Queries, World, draw_queries
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Session, open_session
+from ctr.training.session import Session, open_session
 
 
 def policy_of(session: Session, ids: FeatureIds) -> Policy:

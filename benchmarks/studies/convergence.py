@@ -70,7 +70,7 @@ from ctr.eval.states import BUCKETS, query_bucket
 from ctr.io.files import write_atomic
 from ctr.simulator.simulate import TRUTH, simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 
 SWEEP_WORLD, CONFIRM_WORLD = 1, 2
 SWEEP_SEED, ABLATION_SEED = 1, 2

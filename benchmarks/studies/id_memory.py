@@ -32,8 +32,8 @@ from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import id_arrays, make_id_maps
-from ctr.training.loop import train
 from ctr.training.run.directory import read_run_model
+from ctr.training.session import train
 
 QUERY_ROWS = 4
 DAY = 86_400_000_000

@@ -11,7 +11,7 @@ from processes import give
 from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
-from ctr.training.loop import Process, open_session
+from ctr.training.session import Process, open_session
 from ctr.workers.local import join
 from ctr.workers.seats import read_place
 

@@ -21,7 +21,7 @@ from processes import give
 
 from ctr.config import load_model
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, train
+from ctr.training.session import Process, train
 from ctr.workers.local import LocalWorkers, join
 from ctr.workers.seats import read_place
 

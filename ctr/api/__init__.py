@@ -99,7 +99,7 @@ def train(
         settings = parse_model(TrainConfig, dict(config), "config")
     load_tensorflow()
     from ctr.serving.export import export_from_run
-    from ctr.training.loop import train
+    from ctr.training.session import train
 
     return train(log, settings, run, exporter=export_from_run)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ctr.data.id_counts import IdCounts
 from ctr.data.kept_values import has_raw_values, read_values, value_of_id
-from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
+from ctr.data.log import RECORD, Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.reader import Rows, join_rows, read_rows
-from ctr.data.sample_log import RECORD, applied_samplings
+from ctr.data.sample_log import applied_samplings
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError

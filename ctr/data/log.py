@@ -30,6 +30,7 @@ from ctr.io.errors import InputError, joined, of_another_version
 from ctr.io.files import check_output_folder, create_exclusively, is_temporary, names_in
 
 MAX_TIME_US = 2**62
+RECORD = "sampling.yaml"  # in a log that was made by sampling, see ``ctr.data.sample_log``
 _FORMAT = 1
 _SCHEMA_FORMAT = 3
 _PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")

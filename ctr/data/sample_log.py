@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
 from ctr.data.joined_sidecar import JoinedSidecar, MissingValues
-from ctr.data.log import Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
+from ctr.data.log import RECORD, Manifest, check_log, create_log, list_partitions, read_manifests, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.sampling import LowVisibility, SamplingConfig, Strata, condition_names, decide
 from ctr.data.schema import Schema
@@ -42,7 +42,6 @@ from ctr.io.files import create_exclusively
 
 Progress = Callable[[int], None]
 
-RECORD = "sampling.yaml"
 _WEIGHTS = ("train_weight", "metric_weight")
 
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -131,26 +132,30 @@ def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Se
     return tf.where(feature_index >= 0, feature_index * (len(boundaries) + 1) + bucket, -1)
 
 
-def constraint_term(
-    duals: tf.Tensor, index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
-) -> tf.Tensor:
+class SliceRows(NamedTuple):
+    """Rows of a batch as a family of slices sees them, [B] each; ``index`` of ``slice_index``."""
+
+    index: tf.Tensor
+    label: tf.Tensor
+    probability: tf.Tensor
+    weight: tf.Tensor
+
+
+def constraint_term(duals: tf.Tensor, rows: SliceRows) -> tf.Tensor:
     """Sums w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
 
     Rows of weight 0 or without a slice (index -1) have a gradient of zero with respect to p, also where p is not
     finite (that of the logit below it may be NaN, as in ``weighted_sum``).
     """
-    _, error = _errors(index, label, probability, weight)
-    factor = tf.gather(tf.stop_gradient(duals), tf.maximum(index, 0)) * weight
+    _, error = _errors(rows)
+    factor = tf.gather(tf.stop_gradient(duals), tf.maximum(rows.index, 0)) * rows.weight
     return tf.reduce_sum(factor * error)
 
 
 def dual_step(
     duals: tf.Tensor,
     seen: tf.Tensor,
-    index: tf.Tensor,
-    label: tf.Tensor,
-    probability: tf.Tensor,
-    weight: tf.Tensor,
+    rows: SliceRows,
     learning_rate: tf.Tensor | float,
     regularization: tf.Tensor | float,
     total_of: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = lambda sums: sums,
@@ -168,9 +173,9 @@ def dual_step(
         regularization: alpha3.
         total_of: makes sums over these rows those over the whole batch, where workers divide it.
     """
-    inside, error = _errors(index, label, probability, weight)
-    weight = tf.where(inside, weight, tf.zeros_like(weight))
-    segments = tf.maximum(index, 0)
+    inside, error = _errors(rows)
+    weight = tf.where(inside, rows.weight, tf.zeros_like(rows.weight))
+    segments = tf.maximum(rows.index, 0)
     count = duals.shape[0] if duals.shape[0] is not None else tf.shape(duals)[0]
     total, errors = total_of(
         [
@@ -188,12 +193,10 @@ def dual_step(
     return tf.where(here, stepped, duals), tf.where(here, tf.stack([usual, batches]), seen)
 
 
-def _errors(
-    index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _errors(rows: SliceRows) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
-    inside = (index >= 0) & (weight > 0)
-    return inside, tf.where(inside, label - probability, tf.zeros_like(probability))
+    inside = (rows.index >= 0) & (rows.weight > 0)
+    return inside, tf.where(inside, rows.label - rows.probability, tf.zeros_like(rows.probability))
 
 
 def measured_families(families: Sequence[Family], source: int) -> dict[str, int]:

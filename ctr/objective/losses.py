@@ -21,12 +21,32 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
+from ctr.models.click_model import Scores
+from ctr.objective.bias_constraints import Family, SliceRows, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_columns
 from ctr.workers.collectives import ALONE, Workers
 
 _LEAST_CURVATURE = 1e-6
+
+
+class BatchObjective(NamedTuple):
+    """The objective of a batch, but for the logits.
+
+    Attributes:
+        targets: of ``ctr.objective.targets.make_targets``.
+        ramps: by term, scalars.
+        duals: by family of slices lambda_k, float32 [slices].
+        slices: by family each row's slice, int32 [B] (``slices_of``).
+        workers: those that divide the batch.
+    """
+
+    config: ObjectiveConfig
+    targets: Mapping[str, tf.Tensor]
+    ramps: Mapping[str, tf.Tensor]
+    duals: Sequence[tf.Tensor] = ()
+    slices: Sequence[tf.Tensor] = ()
+    workers: Workers = ALONE
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
@@ -112,16 +132,7 @@ def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
 
 
 def loss_and_terms(
-    config: ObjectiveConfig,
-    targets: Mapping[str, tf.Tensor],
-    logit: tf.Tensor,
-    logits: tf.Tensor,
-    rank_scores: tf.Tensor,
-    ramps: Mapping[str, tf.Tensor],
-    duals: Sequence[tf.Tensor],
-    slices: Sequence[tf.Tensor],
-    workers: Workers = ALONE,
-    shifted: tf.Tensor | None = None,
+    batch: BatchObjective, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
 
@@ -129,13 +140,12 @@ def loss_and_terms(
     gradient by this worker's rows is that of the loss.
 
     Args:
-        logit: float32 [B], the prediction.
-        logits: float32 [n, B], the predictions of its components; of a single one again ``logit``.
-        rank_scores: float32 [n, B], the scores of the rank loss: the same logits, or those of a head of its own.
-        slices: each row's slice of each family, int32 [B] (``slices_of``).
+        prediction: float32 [B], the logit.
+        scores: of the components that predict it.
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
             labels.
     """
+    config, targets, ramps, logits = batch.config, batch.targets, batch.ramps, scores.logits
     outside = config.ranks_outside_embeddings
     total_weight = normalizer(config, targets)
 
@@ -163,7 +173,7 @@ def loss_and_terms(
             loss += parts[-1]
         return loss, parts
 
-    of_each = map(tf.unstack, (logits, rank_scores, logits if shifted is None else shifted))
+    of_each = map(tf.unstack, (logits, scores.rank_scores, logits if shifted is None else shifted))
     components = [of_component(*component) for component in zip(*of_each, strict=True)]
     loss = tf.add_n([loss for loss, _ in components]) / len(components)
     by_term = zip(*(parts for _, parts in components), strict=True)
@@ -172,37 +182,34 @@ def loss_and_terms(
         share = config.anti_distillation.weight * ramps["anti_distillation"]
         correlation = tf.constant(0.0)
         if len(components) > 1:
-            correlation = squared_correlation(logits, targets["own_weight"], workers)
-        terms.append(share * _counted_once(correlation, workers))
+            correlation = squared_correlation(logits, targets["own_weight"], batch.workers)
+        terms.append(share * _counted_once(correlation, batch.workers))
         loss += terms[-1]
     if config.bias_constraints is not None:
-        probability = tf.sigmoid(logit)
-        columns = targets["label"], probability, targets["weight"]
-        pairs = zip(duals, slices, strict=True)
-        constraints = [constraint_term(dual, index, *columns) for dual, index in pairs]
+        rows = _slice_rows(batch, tf.sigmoid(prediction))
+        constraints = [constraint_term(*pair) for pair in zip(batch.duals, rows, strict=True)]
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
 
 
-def label_losses(
-    config: ObjectiveConfig,
-    targets: Mapping[str, tf.Tensor],
-    logits: Mapping[str, tf.Tensor],
-    ramps: Mapping[str, tf.Tensor],
-    total_weight: tf.Tensor,
-) -> list[tf.Tensor]:
-    """Computes the loss term of each label, scalars: its sum over rows, divided by ``total_weight``.
+def _slice_rows(batch: BatchObjective, probability: tf.Tensor) -> list[SliceRows]:
+    label, weight = batch.targets["label"], batch.targets["weight"]
+    return [SliceRows(index, label, probability, weight) for index in batch.slices]
+
+
+def label_losses(batch: BatchObjective, logits: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    """Computes the loss term of each label, scalars: its sum over rows, divided by ``normalizer``.
 
     ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
     """
-    terms = []
-    for (term, label), (name, logit) in zip(config.label_terms.items(), logits.items(), strict=True):
-        positive, negative = (targets[column] for column in target_columns(name))
+    terms, total_weight = [], normalizer(batch.config, batch.targets)
+    for (term, label), (name, logit) in zip(batch.config.label_terms.items(), logits.items(), strict=True):
+        positive, negative = (batch.targets[column] for column in target_columns(name))
         loss = positive * tf.nn.softplus(-logit) + negative * tf.nn.softplus(logit)
         # Rows without the label count nothing, not even with a loss that is not finite.
         loss = tf.reduce_sum(tf.where(positive + negative > 0, loss, tf.zeros_like(loss)))
-        share = label.weight * ramps[term] / logit.shape[0]
+        share = label.weight * batch.ramps[term] / logit.shape[0]
         terms.append(share * tf.math.divide_no_nan(loss, total_weight))
     return terms
 
@@ -221,19 +228,14 @@ class LogitCurvature(NamedTuple):
     ranked: tf.Tensor | None
 
 
-def logit_curvature(
-    config: ObjectiveConfig,
-    targets: Mapping[str, tf.Tensor],
-    logit: tf.Tensor,
-    clicked: tf.Tensor,
-    ramps: Mapping[str, tf.Tensor],
-) -> LogitCurvature:
+def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor) -> LogitCurvature:
     """Computes the curvature of the terms of one component but constraints and anti-distillation, which bend both ways.
 
     Args:
         logit: float32 [B], the component's.
         clicked: float32 [B], the logit that its logistic loss sees.
     """
+    config, targets, ramps = batch.config, batch.targets, batch.ramps
     # Rows of constraint logs learn from their constraint alone.
     own_weight = targets["own_weight"]
     weight = own_weight if config.bias_constraints is None else targets["weight"]
@@ -301,35 +303,28 @@ def slices_of(
 
 
 def next_duals(
-    config: ObjectiveConfig,
+    batch: BatchObjective,
     families: Sequence[Family],
-    targets: Mapping[str, tf.Tensor],
-    logit: tf.Tensor,
+    prediction: tf.Tensor,
     rate: tf.Tensor,
-    duals: Sequence[tf.Tensor],
     seen: Sequence[tf.Tensor],
-    slices: Sequence[tf.Tensor],
-    workers: Workers = ALONE,
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
 
     ``rate`` multiplies the learning rates of the families.
     """
-    constraints = config.bias_constraints
+    constraints = batch.config.bias_constraints
     if constraints is None:
         return []
-    probability = tf.stop_gradient(tf.sigmoid(logit))
+    rows = _slice_rows(batch, tf.stop_gradient(tf.sigmoid(prediction)))
     return [
         dual_step(
             dual,
             weights,
-            index,
-            targets["label"],
-            probability,
-            targets["weight"],
+            of_family,
             family.learning_rate * rate,
             constraints.regularization,
-            workers.all_reduce,
+            batch.workers.all_reduce,
         )
-        for family, dual, weights, index in zip(families, duals, seen, slices, strict=True)
+        for family, dual, weights, of_family in zip(families, batch.duals, seen, rows, strict=True)
     ]

@@ -30,7 +30,7 @@ from ctr.search.shared_weights import Plan, SharedState, SharedStep, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs
-from ctr.training.loop import Process, open_session
+from ctr.training.session import Process, open_session
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def search_supernet(
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
     The time range of ``base`` is what the search reads. Raises InputError: the base learns by other rules than
-    AdaGrad and Shampoo, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
+    AdaGrad and Shampoo, no candidate keeps to the target, or what ``ctr.training.session.open_session`` raises.
     """
     schema = read_schema(log)
     base, note = without_pairs(base, schema)

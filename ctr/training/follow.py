@@ -32,12 +32,12 @@ import numpy as np
 from ctr.data.log import Manifest, PublishedPartitions
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
 from ctr.training.run.results import learning_failure, warnings_of
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
+from ctr.training.session import Process, Session, open_session
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def follow(
     """Trains on a log as it grows, from the newest checkpoint in ``run_dir`` if there is one.
 
     Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
-    same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes. For arguments not named
+    same call goes on where it stopped, and ``ctr.training.session.train`` goes on and finishes. For arguments not named
     here see there. Of several workers the first one looks what is published, and all go on together.
 
     Args:

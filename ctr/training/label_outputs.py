@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture, label_weights
 from ctr.models.click_model import Scores
-from ctr.objective.losses import label_losses, normalizer
+from ctr.objective.losses import BatchObjective, label_losses
 from ctr.objective.targets import target_columns
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
-from ctr.training.experts.learning import Batch, calibration_steps
+from ctr.training.experts.learning import calibration_steps
 
 
 def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable]) -> list[OnlineBias]:
@@ -27,7 +27,7 @@ def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable])
 
 
 def label_lesson(
-    batch: Batch, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
+    batch: BatchObjective, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
 ) -> tuple[list[tf.Tensor], list[tuple[Calibrator, CalibrationStep]]]:
     """Computes the labels' loss terms and bias steps from the logits of components, [n, B] by label.
 
@@ -41,8 +41,7 @@ def label_lesson(
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
     # What the whole batch shares is the bias's.
     moved = {name: logit + next(moves) for name, logit in logits.items()}
-    total_weight = normalizer(batch.config, batch.targets)
-    return label_losses(batch.config, batch.targets, moved, batch.ramps, total_weight), steps
+    return label_losses(batch, moved), steps
 
 
 def _sums(bias: OnlineBias, targets: Mapping[str, tf.Tensor], name: str, logit: tf.Tensor) -> BatchSums:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
+from ctr.data.log import RECORD, Manifest, log_sha256, read_manifests, read_schema
 from ctr.data.query_size import pages_differ
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.data.time_range import TimeRange
@@ -163,10 +163,7 @@ def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
             f"config: model.query_size: true: {path} has a feature or a column {QUERY_SIZE} of its own; "
             "allowed: auto, false"
         )
-    # Loaded here: without Arrow, a finished run's summary is shown sooner.
-    from ctr.data.sample_log import applied_samplings
-
-    if applied_samplings(path):
+    if (path / RECORD).exists():
         raise InputError(
             f"config: model.query_size: true: the queries of {path} are not whole, since sampling dropped rows of "
             "them; allowed: auto, false; a sample that is read beside the whole log leaves them whole"

@@ -1,121 +1,29 @@
-"""Training loop: every batch is scored by the weights from before it, and then learned from.
+"""The loop: every batch is scored by the weights from before it, and then learned from."""
 
-``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
-the same result.
-"""
-
-import logging
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from contextlib import closing
 
 import numpy as np
-import pyarrow as pa
 
-from ctr.data.reader import Rows
-from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
-from ctr.training.compiled_step import CompiledStep, Phase, announced, fresh_state
-from ctr.training.config import TrainConfig
-from ctr.training.device import describe_environment
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import AnyFeed, FusedFeed
-from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_feeds
-from ctr.training.observers.every import make_observers
-from ctr.training.observers.observer import Observer, ProgressCall
-from ctr.training.row_scores import score_rows
-from ctr.training.run.directory import hold_run, with_skip_of
-from ctr.training.run.results import learning_failure, unlearned_text, write_results
-from ctr.training.run.run import Run, finite_logits, open_run
-from ctr.training.run.snapshot import Exporter, take_snapshot
-from ctr.training.run.summary import LearningError, train_result
+from ctr.training.inputs import Inputs, read_feeds
+from ctr.training.run.run import Run
 from ctr.training.step import Scores
-from ctr.training.validate import check_possible, validate
-from ctr.training.warm_start.start import InitFrom, warm_start
-from ctr.workers.collectives import ALONE, Workers
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Process:
-    """The process that trains.
-
-    Attributes:
-        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
-            files and calls what is to be called.
-        stop: asked after each batch why to stop; None: it goes on.
-        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
-            and with an empty one when that is over.
-        begun: ``time.perf_counter()`` when the user began to wait, from which on ``wall_seconds`` count.
-    """
-
-    workers: Workers = ALONE
-    stop: Stop = lambda: None
-    phase: Phase | None = None
-    begun: float = field(default_factory=time.perf_counter)
-
-
-def train(
-    log: Path | str,
-    config: TrainConfig,
-    run_dir: Path | str,
-    progress: ProgressCall | None = None,
-    record: str | None = None,
-    exporter: Exporter | None = None,
-    init_from: InitFrom | None = None,
-    process: Process | None = None,
-) -> dict[str, Any]:
-    """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
-
-    Of a run that has passed the log as it is now, nothing is computed again. For arguments not named here see
-    ``open_session``.
-
-    Args:
-        record: publishes the predictions as this sidecar of the log, after the pass.
-        init_from: another run, from whose weights and place in the log a new one begins.
-
-    Returns:
-        The content of summary.json; with ``record`` also ``recorded``, what was published, and of a run that was
-        begun from another one ``init_from``, with what.
-
-    Raises:
-        LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
-        Interrupted: it was to stop; a checkpoint has all that it passed.
-        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
-    """
-    process = process or Process()
-    log, run_dir, workers = Path(log), Path(run_dir), process.workers
-    source = None if init_from is None else Path(init_from.run_dir)
-    with workers.noticing_losses():
-        summary = workers.once(
-            lambda: validate(config, log, run_dir, record=record, source=source, workers=workers.size)
-        )
-        if summary is None:
-            if init_from is not None:
-                begin = log, config, run_dir, init_from, False, workers.size
-                workers.once(lambda: warm_start(*begin))
-            with open_session(log, config, run_dir, progress, exporter, process=process) as session:
-                summary = session.finish(process.stop)
-        result = workers.once(lambda: train_result(log, run_dir, summary, record))
-        workers.leave()
-        return result
 
 
 def one_pass(
     run: Run,
     step: CompiledStep,
     inputs: Inputs,
-    windows: list[dict[str, Any]],
     partial: bool = True,
-    exporter: Exporter | None = None,
+    export: Callable[[], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Scores and learns all rows not processed yet; returns the first unprocessed position.
 
-    ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of metrics.
+    ``partial``: also the batches that would not be the same if the logs went on; ``export``: called where one is due.
     Raises InputError: too many steps in a row were skipped, or the weights are broken.
     """
     held: list[int] = []
@@ -140,17 +48,17 @@ def one_pass(
             step.timing.add(len(feed.batch.rows))
             # Window.
             if run.is_window_full():
-                windows.append(run.close_window(step.timing.close_window()))
+                run.close_window(step.timing.close_window())
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
-            if exporter is not None and run.is_export_due(before) and _check_weights(run, step) is None:
-                _export(run, exporter)
+            if export is not None and run.is_export_due(before) and check_weights(run, step) is None:
+                export()
             # Checkpoint, where weights, metrics and position go together.
             is_old, stops = run.agree_on_end(stop())
             if run.is_checkpoint_due():
-                _check_weights(run, step)
+                check_weights(run, step)
                 run.save()
             elif is_old:
-                _save_in_passing(run, step)
+                save_in_passing(run, step)
             if stops:
                 return run.position.examples
     passed = held[0] if held else max(run.position.examples, inputs.log.rows)
@@ -188,237 +96,15 @@ def _batches_until_due(feed: FusedFeed, run: Run, step: CompiledStep) -> int:
     return int(is_due.argmax()) + 1 if is_due.any() else len(feed.batches)
 
 
-def _export(run: Run, exporter: Exporter) -> None:
-    snapshot = take_snapshot(run)
-
-    def export() -> None:
-        exporter(snapshot)
-
-    run.workers.once(export)
-
-
-def _check_weights(run: Run, step: CompiledStep) -> str | None:
+def check_weights(run: Run, step: CompiledStep) -> str | None:
+    """Returns the weights' fault, or None; see ``Run.check_weights``."""
     return run.check_weights(step.predicts_soundly(run.ramps()))
 
 
-def _save_in_passing(run: Run, step: CompiledStep) -> None:
+def save_in_passing(run: Run, step: CompiledStep) -> None:
     """Writes a checkpoint that is not due, unless steps are being skipped, or the weights are broken.
 
     The next one that is due deals with that.
     """
     if not run.is_in_doubt and run.weight_fault(step.predicts_soundly(run.ramps())) is None:
         run.save(is_due=False)
-
-
-def begin_step(inputs: Inputs, process: Process) -> CompiledStep:
-    """Makes the state that a run begins with, always the same, and the step that learns with it."""
-    state = fresh_state(inputs.config, inputs.schema, inputs.families, process.workers)
-    return CompiledStep(state, inputs.config, phase=process.phase)
-
-
-@contextmanager
-def open_session(
-    log: Path | str,
-    config: TrainConfig,
-    run_dir: Path | str,
-    progress: ProgressCall | None = None,
-    exporter: Exporter | None = None,
-    wait_for_sidecars: bool = False,
-    process: Process | None = None,
-    begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
-) -> Iterator["Session"]:
-    """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
-
-    What was not saved when the block ends is computed again by the next session.
-
-    Args:
-        log: a folder with an example log, which may grow.
-        run_dir: a new one, or one begun under the same configuration.
-        progress: called after every call, which learns from one batch or from several small ones, with the position
-            in the log and the metrics of the pass so far: ``per_query_auc``, ``auc``, ``logloss``,
-            ``calibration_bias``, ``calibration_ratio``, None where undefined. They may be those of a few calls before,
-            and AUC that of the last window.
-        exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
-            ``ctr.serving.export.export_from_run``.
-        wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
-            else it is refused where the configuration needs what the sidecar says.
-        begin: makes the state that a run begins with, the same at each call, and what learns with it.
-
-    Raises:
-        InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
-        WorkerLostError: another worker is gone.
-    """
-    process = process or Process()
-    log, run_dir, workers = Path(log), Path(run_dir), process.workers
-    if not workers.is_chief:
-        process = replace(process, phase=None)
-    with workers.noticing_losses(), ExitStack() as held:
-        with workers.raise_if_any_failed():
-            config = with_skip_of(run_dir, config)
-            check_possible(config, workers.size, exporter is not None)
-        inputs = open_inputs(log, config, workers)
-        config = inputs.config
-        for note in inputs.notes if workers.is_chief else ():
-            logger.warning("%s: %s", run_dir, note)
-
-        def check_new_run() -> bool:
-            # What has waited may be long, and the wish to stop has to be heard (``advance``).
-            if wait_for_sidecars or (run_dir / "checkpoints").exists():
-                return False
-            with announced(process.phase, "checking rows"):
-                return check_rows(inputs)
-
-        is_checked = workers.once(check_new_run)
-        environment = describe_environment(config, workers.size, inputs.schema)
-        held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
-        step = begin(inputs, process)
-        step.timing.begun = process.begun
-        with open_run(run_dir, inputs, step.state, make_observers(progress)) as run:
-            checked = inputs.log.rows if is_checked else run.position.examples
-            published = PublishedInputs(inputs, wait_for_sidecars, workers)
-            yield Session(run, step, published, checked, exporter)
-
-
-class Advance(NamedTuple):
-    """Result of an ``advance``."""
-
-    rows: int  # of the log that it passed, also faulty ones
-    waiting: int  # published rows from the first one on that something is still to be done with
-    windows: list[dict[str, Any]]  # the lines of metrics.jsonl that it wrote
-
-
-class Session:
-    """A run that goes on in one process as its log grows; see ``open_session``."""
-
-    def __init__(
-        self,
-        run: Run,
-        step: CompiledStep,
-        published: PublishedInputs,
-        checked: int,
-        exporter: Exporter | None,
-    ) -> None:
-        self.run, self.step, self.published = run, step, published
-        self._checked = checked
-        self._exporter = exporter if run.config.export is not None else None
-        self._failed = False
-
-    @property
-    def inputs(self) -> Inputs:
-        return self.published.inputs
-
-    def refresh(self) -> bool:
-        """Finds newly published rows; returns whether there are any. Raises InputError if logs have changed."""
-        self._check_usable()
-        is_more = self.published.refresh()
-        self.run.follow_logs(self.inputs)
-        return is_more
-
-    def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
-        """Scores and learns from newly published rows, batch by batch.
-
-        A batch that is not full waits for the partitions to come (unless ``batch.within_partitions``), and with a
-        constraint log each batch waits until that log is published up to its time: so however the logs grew,
-        weights, metrics and predictions are those of one pass over them. A partition that a sidecar has to know and
-        does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
-        can advance once the sidecar has it.
-
-        ``partial`` leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
-        longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
-        scoring; what is learned from when is decided by the delay alone. ``stop`` leaves the rest to another
-        ``advance``.
-
-        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows;
-        too many steps in a row were skipped, or the weights are broken (the line names the rows).
-        """
-        self.refresh()
-        readable, before = self.published.readable, self.run.position.examples
-        if self._checked < readable.log.rows:
-            start = self._checked
-            if readable.has_rows_after(start) and not self.run.workers.once(
-                lambda: check_rows(readable, start, stop)
-            ):
-                return Advance(0, self.inputs.log.rows - before, [])
-            self._checked = readable.log.rows
-        windows: list[dict[str, Any]] = []
-        # Within a batch weights, metrics and position do not go together.
-        self._failed = True
-        passed = one_pass(self.run, self.step, readable, windows, partial, self._exporter, stop)
-        self._failed = False
-        return Advance(self.run.position.examples - before, self.inputs.log.rows - passed, windows)
-
-    def _check_usable(self) -> None:
-        if self._failed:
-            raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
-
-    def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard; changes nothing.
-
-        Labels and weights are of no effect. Queries need not be whole, unless the model has the feature ``query_size``:
-        then their rows are counted. Raises InputError: a faulty row, or rows of other features.
-        """
-        self._check_usable()
-        logit = score_rows(self.step, self.run.config, rows, self.inputs.schema, self.run.ramps())
-        return finite_logits(logit, self.run.config.model.prior)
-
-    def save(self) -> None:
-        """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
-
-        None is written while steps are being skipped. Raises InputError: the weights are broken.
-        """
-        self._check_usable()
-        if self.run.position.examples != self.run.saved_at and not self.run.is_in_doubt:
-            _check_weights(self.run, self.step)
-            self.run.save()
-        self.run.files.background.wait()
-        self.run.workers.wait_for_all()
-
-    def interrupt(self, reason: str) -> NoReturn:
-        """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
-        self._check_usable()
-        run = self.run
-        if run.position.examples != run.saved_at:
-            _save_in_passing(run, self.step)
-        run.files.background.wait()
-        run.workers.leave()
-        raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
-
-    def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
-        """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
-
-        Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
-        where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
-        """
-        run = self.run
-        while True:
-            for observer in self._waiting():
-                observer.pause(self.inputs, self.score)
-            self.advance(partial=True, stop=lambda: stop() is not None or bool(self._waiting()))
-            if not self._waiting():
-                break
-        if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
-            self.interrupt(signal_name(number))
-        fault = _check_weights(run, self.step)
-        failure = learning_failure(run, fault)
-        if run.position.window_examples:
-            run.close_window({})
-        if self._exporter is not None and failure is None:
-            _export(run, self._exporter)
-        if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
-            run.save()
-        # No file is to say that all is well before it is.
-        run.files.background.wait()
-        summary = write_results(run, failure, self.step.timing.summary)
-        if failure is not None:
-            run.workers.leave()
-            raise LearningError(f"{run.run_dir}: {failure}", summary)
-        if run.position.unlearned_rows:
-            logger.warning("%s: %s", run.run_dir, unlearned_text(run))
-        if warning := summary.get("calibration_warning"):
-            logger.warning("%s: %s", run.run_dir, warning)
-        return summary
-
-    def _waiting(self) -> list[Observer]:
-        """Returns the observers for which the pass is to pause here."""
-        return [observer for observer in self.run.observers if observer.wants_pause(self.inputs)]

@@ -16,13 +16,13 @@ from ctr.models.pooling import pool
 from ctr.models.row_curvature import Part, row_curvatures
 from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import next_duals, normalizer, slices_of
+from ctr.objective.losses import BatchObjective, next_duals, normalizer, slices_of
 from ctr.optim.first_order.online_bias import Calibrator
 from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.optim.gradients import all_finite, clip_by_global_norm
 from ctr.training.config import OptimizerConfig
 from ctr.training.experts.forward import linear_expert, tables_of
-from ctr.training.experts.learning import Batch, lesson_of
+from ctr.training.experts.learning import lesson_of
 from ctr.training.label_outputs import label_lesson
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
@@ -130,17 +130,8 @@ class Step:
             targets, gathered, self._differentiate_parts(targets, plans, gathered, ramps, duals)
         )
         seen = [weights.read_value() for weights in state.slices_seen]
-        moved = next_duals(
-            self.objective,
-            state.families,
-            targets,
-            batch.logits[0],
-            rates["duals"],
-            duals,
-            seen,
-            batch.slices,
-            self._workers,
-        )
+        constrained = BatchObjective(self.objective, targets, ramps, duals, batch.slices, self._workers)
+        moved = next_duals(constrained, state.families, batch.logits[0], rates["duals"], seen)
         changed = [tensor for pair in moved for tensor in pair]
         numbers = self._next_statistics(targets)
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
@@ -257,7 +248,7 @@ class Step:
             scores, logits = self._scores(targets, rows, plans, ramps["alpha2"], part)
             logit = logits[0]
             slices = slices_of(state.families, targets, logit)
-            batch = Batch(objective, targets, ramps, duals, slices, self._workers)
+            batch = BatchObjective(objective, targets, ramps, duals, slices, self._workers)
             with tf.name_scope("loss"):
                 lesson = lesson_of(state.experts, state.experts_of(plans), batch, scores, logit)
                 loss, terms, learned, rest = lesson.loss, lesson.terms, lesson.learned, lesson.unranked

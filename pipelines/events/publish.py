@@ -30,6 +30,7 @@ from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import without_values
 from ctr.data.log import (
+    RECORD,
     Manifest,
     check_log,
     create_log,
@@ -41,7 +42,7 @@ from ctr.data.log import (
 )
 from ctr.data.parquet_files import parquet_bytes, write_parquet
 from ctr.data.reader import rows_of_table
-from ctr.data.sample_log import RECORD, SampledLog, adopt_record
+from ctr.data.sample_log import SampledLog, adopt_record
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes

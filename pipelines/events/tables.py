@@ -29,7 +29,6 @@ from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.examples import (
-    Columns,
     Verdict,
     add_derived,
     check_numbers,
@@ -39,6 +38,7 @@ from ctr.pipelines.tables.examples import (
     read_weights,
 )
 from ctr.pipelines.tables.input_files import Chunk
+from ctr.pipelines.tables.reader import Columns
 from ctr.pipelines.tables.rejects import Reject, make_reject
 
 Kind: TypeAlias = str

@@ -266,16 +266,18 @@ def _times_by_iso(column: pa.Array, time: Time) -> tuple[pa.Array, Bad]:
     for chosen, zone in ((has_offset, "UTC"), (pc.invert(has_offset), None)):
         if not pc.any(chosen, min_count=0).as_py():
             continue
-        to_us = pa.timestamp("us", zone)
-        parsed, refused = convert_checked(
-            pc.if_else(chosen, column, None), lambda values, to_us=to_us: values.cast(to_us).cast(pa.int64())
-        )
-        parsed = parsed.cast(pa.int64())
+        parsed, refused = _iso_us(pc.if_else(chosen, column, None), zone)
         if zone is None:
             parsed, refused = _in_zone(parsed, refused, time)
         times = pc.coalesce(times, parsed)
         bad |= refused
     return times, bad
+
+
+def _iso_us(texts: pa.Array, zone: str | None) -> tuple[pa.Array, Bad]:
+    kind = pa.timestamp("us", zone)
+    parsed, bad = convert_checked(texts, lambda values: values.cast(kind).cast(pa.int64()))
+    return parsed.cast(pa.int64()), bad
 
 
 def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]:

@@ -313,7 +313,7 @@ def make_examples(
     rows = chunk.rows[verdict.good]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    packed = pack_table(schema, *tables, tuple(value_columns(schema, mapping.keep_values)))
+    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.keep_values)))
     packed = packed.append_column(_FILE_FIELD, [np.full(len(rows), chunk.file, np.int32)])
     return packed.append_column(_ROW_FIELD, [rows]), verdict.rejects
 

@@ -19,10 +19,10 @@ from ctr.data.ids.graph import check_rules
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.architecture import Architecture
-from ctr.models.click_model import TowerInput, forward
+from ctr.models.click_model import Scores, TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import loss_and_terms, loss_terms
+from ctr.objective.losses import BatchObjective, loss_and_terms, loss_terms
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.run.checkpoint import read
@@ -225,7 +225,8 @@ def test_a_loss_of_a_plugin_is_added_with_weight_and_ramp(plugin):
     logits = np.array([[0.5, np.inf, -1], [1, 0, 2]], np.float32)
     targets = {name: tf.constant(column) for name, column in (("label", label), ("own_weight", weight))}
     ramps = {"extra_focal": tf.constant(0.25)}
-    loss, terms = loss_and_terms(config, targets, tf.constant(logits[0]), logits, logits, ramps, [], [])
+    batch = BatchObjective(config, targets, ramps)
+    loss, terms = loss_and_terms(batch, tf.constant(logits[0]), Scores(logits, logits))
     # With gamma 0 it is the logistic loss.
     losses = np.log1p(np.exp(-np.float64(logits) * (2 * label - 1)))[:, [0, 2]]
     logistic = (losses @ weight[[0, 2]]).mean() / weight.sum()

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from ctr.data.schema import Schema
 from ctr.eval.windows import IMPORTANCE, TIME
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
 from ctr.training.run.summary import TIMING
+from ctr.training.session import open_session, train
 from small_runs import publish
 
 ENDS = (0, 80_000, 160_000, 240_000)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import train
+from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom
 from fault_points import Counting, kill, watching
 

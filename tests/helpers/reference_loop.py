@@ -1,8 +1,8 @@
 """The pass as formulas: read a log, predict a batch, then learn from it. One process, no files, float64.
 
-It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/howto/model.md): experts, models
-that each learn by a loss of their own, and the prediction between them. ``reference_steps.py`` has the steps of each
-kind of weights. From the trainer are only the reader, the configuration and the initial weights.
+It is what ``ctr.training.session.train`` computes with a model of the default kind (docs/howto/model.md): experts,
+models that each learn by a loss of their own, and the prediction between them. ``reference_steps.py`` has the steps of
+each kind of weights. From the trainer are only the reader, the configuration and the initial weights.
 """
 
 from itertools import combinations

@@ -15,8 +15,8 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.serving.export import export_from_run
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, train
 from ctr.training.run.run import Run
+from ctr.training.session import Process, train
 from ctr.training.warm_start.start import InitFrom
 from ctr.workers.collectives import Workers
 from ctr.workers.local import join
@@ -67,7 +67,7 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
         save(self)
         if rank >= 0:
             # So that it is known what is there at the end.
-            self.files.background.wait()
+            self.background.wait()
             workers.wait_for_all()
 
     Run.record_learned, Run.save = passed, noted

@@ -11,6 +11,7 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
+    SliceRows,
     constraint_term,
     dual_step,
     feature_slices,
@@ -143,10 +144,14 @@ def random_rows(count=64, slices=5, seed=0):
     }
 
 
-def first_step(duals, index, label, probability, weight, learning_rate, regularization):
+def first_step(duals, rows, learning_rate, regularization):
     """The next duals where every batch weighs as much of a slice as the first one."""
     seen = tf.zeros([2, duals.shape[0]], duals.dtype)
-    return dual_step(duals, seen, index, label, probability, weight, learning_rate, regularization)[0]
+    return dual_step(duals, seen, rows, learning_rate, regularization)[0]
+
+
+def split(given):
+    return given["duals"], SliceRows(**{name: value for name, value in given.items() if name != "duals"})
 
 
 def tensors(rows, dtype=tf.float64):
@@ -158,16 +163,16 @@ def test_an_empty_slice_and_a_rate_of_0_leave_every_bit():
     rows["weight"][rows["index"] == 1] = 0
     given = tensors(rows, tf.float32)
     given["duals"] = tf.constant([0.1, -0.0, 1e-30, 1 / 3, 0.7])
-    stepped = first_step(**given, learning_rate=0.1, regularization=0.01).numpy()
+    stepped = first_step(*split(given), learning_rate=0.1, regularization=0.01).numpy()
     for k in (1, 4):
         assert stepped[k].tobytes() == given["duals"].numpy()[k].tobytes()
     assert (stepped[[0, 2, 3]] != given["duals"].numpy()[[0, 2, 3]]).all()
-    still = first_step(**given, learning_rate=0.0, regularization=0.01)
+    still = first_step(*split(given), learning_rate=0.0, regularization=0.01)
     assert still.numpy().tobytes() == given["duals"].numpy().tobytes()
     # Nor do no rows at all.
     none = {name: v[:0] if name != "duals" else v for name, v in given.items()}
-    assert constraint_term(**none).numpy() == 0
-    stepped = first_step(**none, learning_rate=0.5, regularization=0.1)
+    assert constraint_term(*split(none)).numpy() == 0
+    stepped = first_step(*split(none), learning_rate=0.5, regularization=0.1)
     assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
 
 
@@ -183,9 +188,9 @@ def test_rows_that_do_not_count_spoil_nothing(bad, jit):
     def both(given):
         with tf.GradientTape() as tape:
             tape.watch(given["probability"])
-            term = constraint_term(**given)
+            term = constraint_term(*split(given))
         gradient = tape.gradient(term, given["probability"])
-        return term, gradient, first_step(**given, learning_rate=0.1, regularization=0.1)
+        return term, gradient, first_step(*split(given), learning_rate=0.1, regularization=0.1)
 
     function = tf.function(both, jit_compile=jit)
     for one, other in zip(function(clean), function(spoilt), strict=True):
@@ -202,7 +207,8 @@ def test_the_usual_weight_of_a_slice_is_the_mean_of_all_batches_at_first_and_lat
         usual += max(1 / batch, 1 / 100) * (weight - usual)
         expected += rate * weight / usual * (label - 0.4)
         given = [tf.constant([float(value)], tf.float64) for value in (label, 0.4, weight)]
-        duals, seen = dual_step(duals, seen, tf.zeros([1], tf.int32), *given, rate, 0.0)
+        rows = SliceRows(tf.zeros([1], tf.int32), *given)
+        duals, seen = dual_step(duals, seen, rows, rate, 0.0)
     assert float(duals[0]) == pytest.approx(expected, rel=1e-9)
     assert seen.numpy().ravel() == pytest.approx([usual, 160])
 
@@ -221,11 +227,13 @@ def test_training_ends_at_the_constrained_optimum_with_a_bias_of_alpha3_times_la
             with tf.GradientTape() as tape:
                 tape.watch(w)
                 logit = tf.linalg.matvec(tf.constant(x), w)
-                p = tf.sigmoid(logit)
+                rows = SliceRows(
+                    tf.constant(index), tf.constant(label), tf.sigmoid(logit), tf.constant(weight)
+                )
                 loss = weighted_sum(logistic_loss(tf.constant(label), logit), tf.constant(weight))
-                loss += constraint_term(duals, index, label, p, tf.constant(weight))
+                loss += constraint_term(duals, rows)
             w -= 0.4 * tape.gradient(loss, w) / weight.sum()
-            duals = first_step(duals, tf.constant(index), label, p, tf.constant(weight), 0.3, alpha3)
+            duals = first_step(duals, rows, 0.3, alpha3)
         return w, duals
 
     w, duals = (one.numpy() for one in train())

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import label_losses
+from ctr.objective.losses import BatchObjective, label_losses
 from ctr.objective.targets import label_outcomes, label_targets
 
 Z = np.linspace(-4, 3, 4)
@@ -31,10 +31,10 @@ def gradient(config, positive, negative, z):
     """The gradient by the logits of a loss whose sum over rows is divided by 1."""
     logit = tf.constant(z[np.newaxis])
     targets = {"positive:sale": tf.constant(positive), "negative:sale": tf.constant(negative)}
-    one = tf.constant(1.0, tf.float64)
+    targets["batch_weight"] = one = tf.constant(1.0, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(logit)
-        (loss,) = label_losses(config, targets, {"sale": logit}, {"label_sale": one}, one)
+        (loss,) = label_losses(BatchObjective(config, targets, {"label_sale": one}), {"sale": logit})
     return tape.gradient(loss, logit)[0].numpy()
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctr.objective.config import DistillationConfig, ExtraLoss, ObjectiveConfig, RankingConfig
 from ctr.objective.losses import (
+    BatchObjective,
     distillation_loss,
     logistic_loss,
     logit_curvature,
@@ -225,9 +226,8 @@ def test_the_curvature_is_that_of_every_term(trains):
         "pairs_other": tf.constant([b for _, b in pairs]),
     }
     given = tf.constant(logit, tf.float32), tf.constant(clicked, tf.float32)
-    found = logit_curvature(
-        config, targets, *given, {name: tf.constant(ramp) for name, ramp in ramps.items()}
-    )
+    batch = BatchObjective(config, targets, {name: tf.constant(ramp) for name, ramp in ramps.items()})
+    found = logit_curvature(batch, *given)
 
     def bend(function, at):
         """The second derivatives by each row, of losses [B] or of their sum."""
@@ -253,5 +253,7 @@ def test_the_curvature_is_that_of_every_term(trains):
 
 def test_without_further_terms_only_the_logistic_loss_bends():
     targets = {"own_weight": tf.constant([2.0])}
-    found = logit_curvature(ObjectiveConfig(), targets, tf.constant([0.0]), tf.constant([0.0]), {})
+    found = logit_curvature(
+        BatchObjective(ObjectiveConfig(), targets, {}), tf.constant([0.0]), tf.constant([0.0])
+    )
     assert found.clicked.numpy() == [0.5] and found.others is None and found.ranked is None

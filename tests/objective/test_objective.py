@@ -12,9 +12,10 @@ from ctr.data.features import Category
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
+from ctr.models.click_model import Scores
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import AntiDistillationConfig, ObjectiveConfig
-from ctr.objective.losses import loss_and_terms, loss_terms, next_duals, slices_of
+from ctr.objective.losses import BatchObjective, loss_and_terms, loss_terms, next_duals, slices_of
 from ctr.objective.targets import make_targets, target_signature
 
 SCHEMA = Schema(
@@ -137,13 +138,14 @@ def graph(rows, source, logit, each=None, score=None, config=CONFIG, ramps=RAMPS
         components = logit[tf.newaxis] if len(each) == 1 else each
         scores = components if score is each else score
         index = slices_of(families, given, logit)
-        loss, terms = loss_and_terms(config, given, logit, components, scores, ramps, duals, index)
+        batch = BatchObjective(config, given, ramps, duals, index)
+        loss, terms = loss_and_terms(batch, logit, Scores(components, scores))
     gradients = [
         tf.convert_to_tensor(one).numpy().reshape(-1, capacity)[0] if one is not None else None
         for one in tape.gradient(loss, [logit, score])
     ]
     seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
-    moved = next_duals(config, families, given, logit, ramps["bias_constraints"], duals, seen, index)
+    moved = next_duals(batch, families, logit, ramps["bias_constraints"], seen)
     return loss.numpy(), terms.numpy(), gradients, index, [dual.numpy() for dual, _ in moved]
 
 

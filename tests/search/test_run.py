@@ -18,7 +18,7 @@ from ctr.experiments.run import Options
 from ctr.io.errors import InputError
 from ctr.search.run import run_search
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 from report_pages import Html
 from small_runs import draw_examples, merged, publish
 from small_searches import BASE

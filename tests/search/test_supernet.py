@@ -15,8 +15,8 @@ from ctr.search.shared_weights import Plan, progress_of
 from ctr.search.space import space_of
 from ctr.search.supernet import check_supernet
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run import checkpoint
+from ctr.training.session import train
 from small_runs import draw_examples, merged
 from small_searches import BASE, SPACE, search
 

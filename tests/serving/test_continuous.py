@@ -17,8 +17,8 @@ from ctr.serving.export import export_from_run, export_run
 from ctr.serving.metadata import read_metadata, versions
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run.snapshot import read_snapshot
+from ctr.training.session import train
 from model_cases import GROWING, draw_raw, flip, packed_table, saved_variables
 
 LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}

@@ -20,7 +20,7 @@ from ctr.io.errors import InputError
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.session import open_session, train
 from ctr.training.warm_start.start import InitFrom
 
 PAGES = 500

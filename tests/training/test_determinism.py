@@ -34,7 +34,7 @@ assert pa.cpu_count() == given["threads"] and pa.io_thread_count() == given["thr
 out = Path(given["out"])
 if "config" in given:
     from ctr.training.config import TrainConfig
-    from ctr.training.loop import train
+    from ctr.training.session import train
     train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), out)
 else:
     from ctr.data.mapping import Mapping

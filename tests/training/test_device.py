@@ -122,7 +122,7 @@ import tensorflow as tf
 from ctr.config import load_model
 from ctr.training import device
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session
+from ctr.training.session import open_session
 log, config, run, chip = sys.argv[1:]
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

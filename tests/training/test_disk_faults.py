@@ -15,9 +15,9 @@ import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.io.errors import one_line
-from ctr.training.loop import train
 from ctr.training.run.disk_errors import written_by_tensorflow
 from ctr.training.run.run import Run
+from ctr.training.session import train
 from small_runs import make_config
 
 CHANGES = {**growing_logs.ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}}
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, tmp_path, m
 
     def save(run: Run) -> None:
         begin(run)
-        run.files.background._jobs[-1].exception()
+        run.background._jobs[-1].exception()
 
     monkeypatch.setattr(Run, "save", save)
     with fault_points.watching(failing), pytest.raises(OSError, match="No space left") as caught:

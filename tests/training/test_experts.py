@@ -23,9 +23,9 @@ from ctr.training.config import TrainConfig
 from ctr.training.experts.forward import make_experts
 from ctr.training.experts.state import FIRST_LOOK, ExpertState
 from ctr.training.logs import open_logs
-from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.run.snapshot import read_snapshot
+from ctr.training.session import open_session, train
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import read_predictions, train_part
 from small_runs import Examples, draw_examples, merged, publish

@@ -16,8 +16,8 @@ from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.fused_feed import make_fused_feed
-from ctr.training.loop import train
 from ctr.training.run import checkpoint
+from ctr.training.session import train
 from ctr.training.sizes import fused_shapes
 from fingerprint_logs import SCHEMA, publish_growing
 from growing_logs import lines_of, read_predictions, train_part

@@ -18,7 +18,7 @@ from ctr.io.errors import InputError
 from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.loop import open_session, train
+from ctr.training.session import open_session, train
 from ctr.training.state import TrainState
 from fingerprint_logs import SCHEMA, growing_table, prints_of
 from growing_logs import STANDS, Growing, assert_same, whole_and_in_parts

@@ -15,7 +15,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema
 from ctr.eval.run_files import read_constraint_metrics, read_run
 from ctr.io.errors import InputError
-from ctr.training.loop import train
+from ctr.training.session import train
 from growing_logs import read_predictions
 from small_runs import draw_examples, make_config, publish
 

@@ -16,7 +16,7 @@ import growing_logs
 from ctr.config import parse_model
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 from fault_points import POINTS
 from killed_run import run_killed
 from small_runs import make_config

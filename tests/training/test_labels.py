@@ -13,8 +13,8 @@ from ctr.eval.display import amount
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, open_session, train
 from ctr.training.run.summary import summary_text
+from ctr.training.session import Process, open_session, train
 from growing_logs import FILES, Growing, assert_same, read_predictions
 from small_runs import labeled, make_config, merged, publish
 

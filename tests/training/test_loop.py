@@ -22,8 +22,8 @@ from ctr.data.query_size import FEATURE
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, train
 from ctr.training.run.summary import LearningError, summary_text
+from ctr.training.session import Process, train
 from growing_logs import lines_of, read_predictions, train_part
 from reference_loop import cut, progressive_pass
 from small_runs import INTERVALS, Examples, draw_examples, make_config, merged, publish

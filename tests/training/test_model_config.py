@@ -14,7 +14,7 @@ from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
-from ctr.training.loop import train
+from ctr.training.session import train
 from growing_logs import read_predictions
 from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, make_config, merged, publish
 

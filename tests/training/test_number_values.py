@@ -15,8 +15,8 @@ from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import make_feed
-from ctr.training.loop import train
 from ctr.training.run import checkpoint
+from ctr.training.session import train
 from ctr.training.state import TrainState
 from ctr.training.warm_start.start import InitFrom
 from growing_logs import STANDS, assert_same, train_part

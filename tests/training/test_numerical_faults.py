@@ -15,9 +15,9 @@ from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import train
 from ctr.training.run.directory import add_skips
 from ctr.training.run.summary import LearningError, summary_text
+from ctr.training.session import train
 from growing_logs import STANDS, assert_same, constrained
 from numerical_faults import fill, injected
 from small_runs import draw_examples, make_config, publish

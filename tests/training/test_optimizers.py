@@ -9,9 +9,9 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import MetricsConfig, TrainConfig
-from ctr.training.loop import train
 from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
+from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
 from small_runs import make_config

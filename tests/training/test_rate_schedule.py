@@ -10,8 +10,8 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.objective.schedules import parse_schedule
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session
 from ctr.training.run.directory import read_warm_start
+from ctr.training.session import open_session
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, train_part
 from small_runs import make_config

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ctr.data.log import read_schema
-from ctr.training.loop import train
+from ctr.training.session import train
 from growing_logs import read_predictions
 from small_runs import SMALL, make_config, merged
 

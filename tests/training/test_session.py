@@ -13,7 +13,7 @@ from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
 from ctr.training import row_scores as module
-from ctr.training.loop import open_session, train
+from ctr.training.session import open_session, train
 from ctr.training.sizes import fit
 from growing_logs import (
     ROOTS,

@@ -18,7 +18,7 @@ from ctr.io.errors import InputError
 from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
-from ctr.training.loop import train
+from ctr.training.session import train
 from ctr.training.sizes import few_shapes, fit, fit_ids
 from ctr.training.state import TrainState
 from growing_logs import read_predictions

@@ -18,7 +18,7 @@ from ctr.data.sidecar import read_sidecar_partition
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
 from reference_loop import cut
 from small_runs import draw_examples, make_config, write_teacher

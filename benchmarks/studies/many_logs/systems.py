@@ -26,7 +26,7 @@ from ctr.eval.run_files import read_run
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.session import train
 from many_logs import vowpal
 from many_logs.logs import ExactLog, Log
 

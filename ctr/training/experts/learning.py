@@ -20,6 +20,7 @@ from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.query_effect import query_effect, query_share
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.losses import (
+    BatchObjective,
     bend,
     logistic_loss,
     logit_curvature,
@@ -36,23 +37,6 @@ from ctr.training.experts.state import ExpertState
 from ctr.workers.collectives import Workers
 
 Targets = Mapping[str, tf.Tensor]
-
-
-class Batch(NamedTuple):
-    """Inputs of the objective beside logits; see ``ctr.objective.losses.loss_and_terms``."""
-
-    config: ObjectiveConfig
-    targets: Targets
-    ramps: Mapping[str, tf.Tensor]
-    duals: Sequence[tf.Tensor]
-    slices: Sequence[tf.Tensor]
-    workers: Workers
-
-    def loss(
-        self, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        rest = (scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted)
-        return loss_and_terms(self.config, self.targets, prediction, *rest)
 
 
 class Lesson(NamedTuple):
@@ -80,7 +64,7 @@ class Lesson(NamedTuple):
 def lesson_of(
     state: ExpertState,
     experts: Experts,
-    batch: Batch,
+    batch: BatchObjective,
     scores: Mapping[str, Scores],
     prediction: tf.Tensor,
 ) -> Lesson:
@@ -103,7 +87,9 @@ def lesson_of(
             moved = expert.logits + tf.stack([moves[bias] for bias in biases]) if biases else expert.logits
             effects, left = _query_effects(batch.targets, moved)
             shifted = moved + effects
-        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, expert), shifted)
+        loss, terms = of_each[name] = loss_and_terms(
+            batch, logits[name], _ranked(batch.config, name, expert), shifted
+        )
         losses.append(loss)
         unranked.append(without_ranking(batch.config, terms))
         if name in (experts.names[0], PAIRS):
@@ -123,10 +109,10 @@ def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
 
 
 def _of_prediction(
-    batch: Batch, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+    batch: BatchObjective, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the objective of the experts' prediction, and its terms; anti-distillation is the network's."""
-    loss, terms = batch.loss(prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
+    loss, terms = loss_and_terms(batch, prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
     if batch.config.anti_distillation is None:
         return loss, terms
     index = loss_terms(batch.config).index("anti_distillation")
@@ -145,10 +131,10 @@ def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _curvature(
-    batch: Batch, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
+    batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes ``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the linear logit, float32 [B]."""
-    clicked, others, ranked = logit_curvature(batch.config, batch.targets, logit, clicked, batch.ramps)
+    clicked, others, ranked = logit_curvature(batch, logit, clicked)
     shared = clicked * left
     if others is not None:
         clicked, shared = clicked + others, shared + others
@@ -158,7 +144,7 @@ def _curvature(
 def _fitting(
     state: ExpertState,
     experts: Experts,
-    batch: Batch,
+    batch: BatchObjective,
     scores: Mapping[str, Scores],
     logits: Mapping[str, tf.Tensor],
     prediction: tf.Tensor,

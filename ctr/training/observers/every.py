@@ -11,7 +11,7 @@ from ctr.training.observers.tensorboard import TensorBoard
 
 
 def make_observers(progress: ProgressCall | None = None) -> list[Observer]:
-    """Makes the observers of one run; ``progress``: see ``ctr.training.loop.open_session``."""
+    """Makes the observers of one run; ``progress``: see ``ctr.training.session.open_session``."""
     metrics = Metrics()
     return [
         metrics,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.eval.windows import Sums
 from ctr.models.numbers import FAR
 from ctr.models.rows import all_numbers, feature_names
 from ctr.training.ids.id_map import FeatureCounters, IdMap
@@ -61,7 +61,7 @@ class Features(Observer):
             if rows and missing[name] == rows
         ]
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
         run, id_maps = self._run, self._run.state.tables.id_maps.values()
         outlying, missing, rows = outlying_values(run.state), self.missing, int(self._counts[-1])
         names, shares = set(feature_names(run.state.layouts)), {}
@@ -77,6 +77,7 @@ class Features(Observer):
             summary["ids"] = id_rows(id_maps, run.schema)
         if refused := refusal_text(id_maps, run.schema):
             logger.warning("%s: %s", run.run_dir, refused)
+        return []
 
 
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctr.data.batches import whole_query_batches
 from ctr.data.reader import Rows, join_rows, rows_of_table
@@ -76,8 +77,12 @@ class Importance(Observer):
     def checkpoint(self) -> Arrays:
         return self._measured
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
+        if not self._measured:
+            return []
+        sums = Sums()
         sums.add_importance(self._measured)
+        return [sums.table()]
 
 
 def plan(inputs: Inputs) -> tuple[list[int], int]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctr.data.schema import QUERY_SIZE
 from ctr.eval.progressive import ProgressiveMetrics
@@ -117,7 +118,7 @@ class Metrics(Observer):
                 lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
         return lines
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
         config = self._run.config
         results = {part: metrics.summary() for part, metrics in self._parts.items() if part != _WINDOW}
         summary |= results[PASS]
@@ -129,9 +130,11 @@ class Metrics(Observer):
             summary["labels"] = {name: results[f"label {name}"] for name in config.objective.labels}
         failed = summary["learning_failure"] is not None
         summary["calibration_warning"] = None if failed else calibration_warning(summary, config)
+        sums = Sums()
         for part in results:
             sums.add_metrics(part, self._parts[part])
         sums.add_timeline(self._timeline)
+        return [sums.table()]
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
-from ctr.eval.windows import Sums
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs
-from ctr.training.run.files import RunFiles
+from ctr.training.run.files import Background
 from ctr.training.run.position import Position
 from ctr.training.state import TrainState
 
@@ -32,7 +32,7 @@ class WatchedRun(Protocol):
     inputs: Inputs
     state: TrainState
     position: Position
-    files: RunFiles
+    background: Background
 
 
 class Scored(NamedTuple):
@@ -89,8 +89,12 @@ class Observer:
         """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
         return {}
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
-        """Called at the end of the log, with the content of summary.json and windows.parquet; adds results."""
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
+        """Called at the end of the log, with the content of summary.json; adds to it, and returns sums.
+
+        They are rows of windows.parquet (``ctr.eval.windows``).
+        """
+        return []
 
     def close(self) -> None:
         """Closes files; also called where the run failed."""

@@ -65,7 +65,7 @@ class Predictions(Observer):
         if self._pending:
             path, parts, self._pending = self._folder / f"{end:020d}.parquet", self._pending, []
             self._rows, self._pending_rows = self._rows + self._pending_rows, 0
-            self._run.files.background.submit(lambda: _write_predictions(path, parts))
+            self._run.background.submit(lambda: _write_predictions(path, parts))
 
 
 def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:

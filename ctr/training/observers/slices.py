@@ -42,10 +42,11 @@ class Slices(Observer):
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run = run
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
-        run, log = self._run, self._run.inputs.log
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
+        run, log, sums = self._run, self._run.inputs.log, Sums()
         measured = summary.get("calibration_slices", {})
         slices = {name: [row["id"] for row in part["heaviest"]] for name, part in measured.items()}
+        calibrations: dict[str, SliceCalibration] = {}
         if not run.config.metrics.slices:
             # Those by the size of queries are there already.
             calibrations = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
@@ -58,6 +59,7 @@ class Slices(Observer):
             for name, index in bias_constraints.measured_families(families, 0).items()
         }
         summary["slice_names"] = slice_names(run.schema, log.path, slices, words)
+        return [sums.table()] if calibrations else []
 
 
 def default_slices(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.summary import session_end_pb
@@ -26,7 +27,6 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
 from ctr.config import dump_yaml
-from ctr.eval.windows import Sums
 from ctr.io.files import make_folder
 from ctr.training.config import TrainConfig
 from ctr.training.observers.observer import Arrays, Observer, WatchedRun
@@ -110,10 +110,11 @@ class TensorBoard(Observer):
     def checkpoint(self) -> Arrays:
         return {"windows": np.array(self._windows), "first_time": np.array(self._first_time)}
 
-    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+    def end(self, summary: dict[str, Any]) -> list[pa.Table]:
         failed = summary["learning_failure"] is not None
         status = api_pb2.STATUS_FAILURE if failed else api_pb2.STATUS_SUCCESS
         self._write(0, session_end_pb(status).SerializeToString())
+        return []
 
     def close(self) -> None:
         with written_by_tensorflow(self._folder):

@@ -217,7 +217,7 @@ def save(
 
     Raises PassingError: there is not so much room, and nothing was deleted for it.
     """
-    final = folder / f"{examples:020d}"
+    final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
     if share is not None and share.rank:
         write_part(partial, arrays, share)
@@ -290,8 +290,9 @@ def newest_position(folder: Path) -> tuple[int, int]:
     # Loads pyarrow, without which a finished run is printed.
     from ctr.training.run.position import Position
 
-    state = _newest_sound(folder, _check)
-    position = Position() if state is None else Position.from_json(state["position"])
+    newest, position = newest_sound(folder), Position()
+    if newest is not None:
+        position = Position.from_json(_read_state(_path(folder, newest))["position"])
     return position.examples, position.learned
 
 
@@ -300,33 +301,23 @@ def _state_hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
+def _path(folder: Path, examples: int) -> Path:
+    return folder / f"{examples:020d}"
+
+
 def _complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal())
 
 
-def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads arrays and state of the newest intact checkpoint; returns None if there is none.
+def newest_sound(folder: Path) -> int | None:
+    """Returns the position of the newest intact checkpoint, or None if there is none.
 
     Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
     """
-    return _newest_sound(folder, _read)
-
-
-def newest_sound(folder: Path) -> int | None:
-    """Finds the position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
-
-    def position(path: Path) -> int:
-        _check(path)
-        return int(path.name)
-
-    return _newest_sound(folder, position)
-
-
-def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None:
     damaged: list[Path] = []
     for path in reversed(_complete_checkpoints(folder)):
         try:
-            content = read(path)
+            _check(path)
         except _FAULTS as error:
             log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
             damaged.append(path)
@@ -335,7 +326,7 @@ def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None
             aside = other.with_name(f"{other.name}{_DAMAGED}")
             shutil.rmtree(aside, ignore_errors=True)
             other.rename(aside)
-        return content
+        return int(path.name)
     if damaged:
         raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
     return None
@@ -344,11 +335,11 @@ def _newest_sound(folder: Path, read: Callable[[Path], ValueT]) -> ValueT | None
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """Reads arrays, state and parts that one of several workers needs of a checkpoint that another one has checked.
+    """Reads arrays, state and parts that a worker needs of a checkpoint that the first one has checked.
 
     Raises InputError: it is damaged or not there.
     """
-    path = folder / f"{examples:020d}"
+    path = _path(folder, examples)
     try:
         state = _read_state(path)
         arrays, parts = read_parts(path, _array_files(state), wanted)
@@ -371,7 +362,8 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
         if not chosen:
             raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
         try:
-            return _read(chosen[0])
+            state = _check(chosen[0])
+            return read_parts(chosen[0], _array_files(state))[0], state
         except _FAULTS as error:
             # Of a run that goes on it may have been deleted meanwhile; then others are there.
             if chosen[0].exists():
@@ -383,12 +375,6 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Selects a state's arrays, or any values by array, from a checkpoint's, by their names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
-
-
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    state = _check(path)
-    arrays, _ = read_parts(path, _array_files(state))
-    return arrays, state
 
 
 def _check(path: Path) -> dict[str, Any]:

@@ -44,7 +44,6 @@ from ctr.io.files import (
     hold,
     is_partial,
     is_temporary,
-    remove_temporaries,
     sync_folder,
     version_number,
     versions,
@@ -81,22 +80,18 @@ def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
     """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
-    with ExitStack() as held:
-        workers.once(lambda: held.enter_context(_begun_and_held(run_dir, config, schema, environment)))
-        yield
 
-
-@contextmanager
-def _begun_and_held(
-    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
-) -> Iterator[None]:
-    # First the features: of others, widths differ too.
-    check_run_folder(run_dir)
-    check_schema(run_dir, schema)
-    adopt_config(run_dir, config)
-    with only_process(run_dir):
+    def begin() -> None:
+        # First the features: of others, widths differ too.
+        check_run_folder(run_dir)
+        check_schema(run_dir, schema)
+        adopt_config(run_dir, config)
+        held.enter_context(only_process(run_dir))
         adopt_schema(run_dir, schema)
         adopt_environment(run_dir, environment)
+
+    with ExitStack() as held:
+        workers.once(begin)
         yield
 
 
@@ -234,11 +229,6 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
     return load_model(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
-
-
-def remove_leftovers(run_dir: Path) -> None:
-    """Deletes leftovers of interrupted writes of results. Nobody else may be writing there."""
-    remove_temporaries(run_dir)
 
 
 # ``ctr train --skip``: ranges of rows that a run is resumed without; they are scored, and nothing is learned from them.

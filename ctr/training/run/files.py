@@ -1,13 +1,12 @@
-"""Files of a run that grow with it, and the thread that writes the large ones; of several workers the first writes."""
+"""Files of a run that grow with it, and the thread that writes the large ones."""
 
 import contextlib
 import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -18,15 +17,6 @@ from ctr.data.batches import Batch
 from ctr.data.reader import FAULTS, QUERY_TOO_LARGE
 from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
-from ctr.training.config import CheckpointConfig
-from ctr.training.run import checkpoint
-from ctr.training.run.checkpoint import Share, Wanted
-from ctr.training.run.directory import refuse_without_checkpoint
-from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
-
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]
-"""Arrays, state, and which parts of arrays these are."""
 
 _WAITING_JOBS = 2
 _PRIORITY = 19
@@ -156,68 +146,3 @@ class Unwritten:
     def sync(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-class RunFiles:
-    """The growing files of a run; of several workers the first one writes them."""
-
-    metrics: GrowingFile | Unwritten  # one line a window
-    rejects: GrowingFile | Unwritten  # rows that could not be used
-
-    def __init__(self, run_dir: Path, config: CheckpointConfig, workers: Workers = ALONE) -> None:
-        self._run_dir, self._config, self._workers = run_dir, config, workers
-        self._checkpoints = run_dir / "checkpoints"
-        self.background = Background("run-files")  # what fails there is raised by its next call
-        self._opened = ExitStack()
-        self._closing = threading.Event()
-
-    def newest_checkpoint(self, wanted: Wanted) -> Checkpoint | None:
-        """Reads the newest sound checkpoint. Raises InputError where all are damaged, or there must be one."""
-        if self._workers.size == 1:
-            saved = checkpoint.restore_newest(self._checkpoints)
-            if saved is not None:
-                return *saved, {}
-        elif (newest := self._workers.once(lambda: checkpoint.newest_sound(self._checkpoints))) is not None:
-            with self._workers.raise_if_any_failed():
-                return checkpoint.read_share(self._checkpoints, newest, wanted)
-        self._workers.once(lambda: refuse_without_checkpoint(self._run_dir))
-        return None
-
-    def open(self, lengths: Mapping[str, int]) -> None:
-        """Opens files where they stood at a checkpoint, and cuts off the rest. Raises InputError: one is shorter."""
-        if not self._workers.is_chief:
-            self.metrics, self.rejects = Unwritten(), Unwritten()
-        self._workers.once(lambda: self._open(lengths))
-
-    def _open(self, lengths: Mapping[str, int]) -> None:
-        checkpoint.clean_up(self._checkpoints, self._config.keep)
-        run_dir, keep_open = self._run_dir, self._opened.enter_context
-        self.metrics = keep_open(closing(GrowingFile.open(run_dir / "metrics.jsonl", lengths["metrics"])))
-        self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """Returns the lengths of the files, which a checkpoint keeps for ``open``."""
-        return {"metrics": self.metrics.length, "rejects": self.rejects.length}
-
-    def write_checkpoint(
-        self,
-        examples: int,
-        arrays: Mapping[str, np.ndarray],
-        state: Mapping[str, Any],
-        share: Share | None = None,
-    ) -> None:
-        def write() -> None:
-            self.metrics.sync()
-            self.rejects.sync()
-            folder, config = self._checkpoints, self._config
-            shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
-            checkpoint.save(folder, examples, arrays, state, config.keep, shared)
-
-        self.background.submit(write)
-
-    def close(self) -> None:
-        """Closes the files, once the jobs of ``background`` are done."""
-        self._closing.set()
-        self.background.close()
-        self._opened.close()

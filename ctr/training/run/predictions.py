@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from ctr.data.log import read_manifests, read_schema
-from ctr.data.sample_log import RECORD
+from ctr.data.log import RECORD, read_manifests, read_schema
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import new_sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
 from ctr.eval.run_files import WINDOWS, prediction_parts, read_predictions
-from ctr.eval.windows import Sums
 from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
@@ -78,15 +78,13 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 def _write(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
-    sums = Sums()
-    for observer in run.observers:
-        observer.end(summary, sums)
+    sums = pa.concat_tables(table for observer in run.observers for table in observer.end(summary))
     if warnings := warnings_of(run):
         summary["warnings"] = warnings
     summary |= {**_results(run), **_result_hashes(run), **(timing() or timing_before(path))}
     write_atomic(
         run.run_dir / WINDOWS,
-        lambda file: pq.write_table(sums.table(), file, compression="zstd", write_page_checksum=True),
+        lambda file: pq.write_table(sums, file, compression="zstd", write_page_checksum=True),
     )
     write_json(path, summary)
     return summary

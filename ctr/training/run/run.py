@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import shlex
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -16,6 +17,7 @@ from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
+from ctr.io.files import remove_temporaries
 from ctr.objective.bias_constraints import SLICES_MEASURED
 from ctr.objective.targets import label_outcomes
 from ctr.training.fused_feed import AnyFeed
@@ -24,8 +26,8 @@ from ctr.training.logs import LogsSeen
 from ctr.training.observers.observer import Observer, Scored, Turn
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share
-from ctr.training.run.directory import remove_leftovers
-from ctr.training.run.files import RunFiles, describe_rejects
+from ctr.training.run.directory import refuse_without_checkpoint
+from ctr.training.run.files import Background, GrowingFile, Unwritten, describe_rejects
 from ctr.training.run.position import (
     Passed,
     Position,
@@ -37,7 +39,6 @@ from ctr.training.run.position import (
 )
 from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.step import Scores
-from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +55,11 @@ def open_run(
     Raises InputError: another log.
     """
     run = Run(run_dir, inputs, state, observers)
-    run.workers.once(lambda: remove_leftovers(run_dir))
+    run.workers.once(lambda: remove_temporaries(run_dir))
     with ExitStack() as opened:
-        opened.callback(run.files.close)
         run.resume(opened)
         # Touches the memory for the first checkpoint now, that what was restored is gone.
-        run.files.background.submit(lambda: run._copies.make_room(run._weight_layout()))
+        run.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
 
 
@@ -77,7 +77,12 @@ class Run:
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self.position = Position({name: Passed() for name in inputs.row_logs})
-        self.files = RunFiles(self.run_dir, self.config.checkpoint, self.workers)
+        self._checkpoints = run_dir / "checkpoints"
+        # One line a window, and rows that could not be used.
+        self.metrics: GrowingFile | Unwritten = Unwritten()
+        self.rejects: GrowingFile | Unwritten = Unwritten()
+        self.background = Background("run-files")  # what fails there is raised by its next call
+        self._is_closing = threading.Event()
         self._note_saved()
 
     def _note_saved(self) -> None:
@@ -89,21 +94,29 @@ class Run:
     # From checkpoint to checkpoint.
 
     def resume(self, opened: ExitStack) -> None:
-        """Restores the newest checkpoint, or the initial state, and cuts files back to it; ``opened`` closes them."""
-        part = self.state.sharding.part
-        saved = self.files.newest_checkpoint(
-            lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
-        )
+        """Restores the newest checkpoint, or the initial state, and cuts files back to it; ``opened`` closes them.
+
+        Raises InputError: all checkpoints are damaged, or there must be one, or a file has lost lines.
+        """
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         states: dict[str, dict[str, np.ndarray]] = {}
-        if saved is not None:
-            self._restore(*saved)
-            lengths = saved[1]["lengths"]
-            for path, array in saved[0].items():
-                name, _, key = path.partition("|")
-                states.setdefault(name, {})[key] = array
+        newest = self.workers.once(lambda: checkpoint.newest_sound(self._checkpoints))
+        if newest is None:
+            self.workers.once(lambda: refuse_without_checkpoint(self.run_dir))
+        else:
+            lengths = self._restore(newest, states)
         self._note_saved()
-        self.files.open(lengths)
+
+        def open_files() -> None:
+            checkpoint.clean_up(self._checkpoints, self.config.checkpoint.keep)
+            self.metrics, self.rejects = (
+                opened.enter_context(closing(GrowingFile.open(self.run_dir / f"{name}.jsonl", lengths[name])))
+                for name in ("metrics", "rejects")
+            )
+
+        self.workers.once(open_files)
+        opened.callback(self.background.close)
+        opened.callback(self._is_closing.set)
         with self.workers.raise_if_any_failed():
             for observer in self.observers:
                 try:
@@ -114,7 +127,15 @@ class Run:
                     raise of_another_version(f"{self.run_dir}: its newest checkpoint") from error
                 opened.enter_context(closing(observer))
 
-    def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
+    def _restore(self, newest: int, states: dict[str, dict[str, np.ndarray]]) -> Mapping[str, int]:
+        """Restores the checkpoint of a position, and ``states`` of the observers; returns the lengths of files."""
+        part = self.state.sharding.part
+        with self.workers.raise_if_any_failed():
+            arrays, state, parts = checkpoint.read_share(
+                self._checkpoints,
+                newest,
+                lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows),
+            )
         self._logs.check(state["consumed"])
         if state["sidecars"] != self.sidecar_hashes(state["position"]["window_times"][1] + 1):
             raise InputError(
@@ -129,6 +150,10 @@ class Run:
             self.position = Position.from_json(state["position"])
         except (KeyError, TypeError) as error:
             raise of_another_version(f"{self.run_dir}: its newest checkpoint") from error
+        for path, array in arrays.items():
+            name, _, key = path.partition("|")
+            states.setdefault(name, {})[key] = array
+        return dict(state["lengths"])
 
     @property
     def is_in_doubt(self) -> bool:
@@ -147,13 +172,13 @@ class Run:
         return bool(wishes[0, 0]), bool(wishes[:, 1].any())
 
     def save(self, is_due: bool = True) -> None:
-        """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
+        """Begins a checkpoint of everything up to the current position; ``background`` finishes it.
 
         One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
         on the time or a signal: none that is due counts from it, so that a run comes to the same wherever such
         checkpoints are written.
         """
-        self.files.background.wait()
+        self.background.wait()
         if is_due:
             self.position.due_from = self.position.examples
         content = {
@@ -161,7 +186,7 @@ class Run:
             # Where raw values may be; only ever read to show them.
             "log": str(self._log_paths[""].resolve()),
             "sidecars": self.sidecar_hashes(self.position.window_times[1] + 1),
-            "lengths": self.files.lengths,
+            "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
         }
         weights = (
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
@@ -174,7 +199,14 @@ class Run:
         # What all workers have the first one writes.
         copied = self._copies.copy(self._weight_layout(), weights, observed if self.workers.is_chief else {})
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
-        self.files.write_checkpoint(self.position.examples, copied, content, share)
+        examples, keep = self.position.examples, self.config.checkpoint.keep
+
+        def write() -> None:
+            self.metrics.sync()
+            self.rejects.sync()
+            checkpoint.save(self._checkpoints, examples, copied, content, keep, share)
+
+        self.background.submit(write)
         self._note_saved()
 
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
@@ -183,10 +215,10 @@ class Run:
         # What differs now would differ in every prediction to come.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        folder, examples = self.run_dir / "checkpoints", self.position.examples
-        attempt = self.workers.once(lambda: checkpoint.begin(folder, examples))
+        attempt = self.workers.once(lambda: checkpoint.begin(self._checkpoints, self.position.examples))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
-        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience, attempt)
+        rank, size, patience = self.workers.rank, self.workers.size, self.workers.patience
+        return Share(rank, size, parts, total, patience, attempt, self._is_closing.is_set)
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
@@ -283,7 +315,7 @@ class Run:
     def _record_read(self, name: str, batch: Batch) -> None:
         """Notes that the rows of a log were read, with the faulty ones and the queries that are set aside."""
         for reject in describe_rejects(batch, name) if len(batch.rejects) else ():
-            self.files.rejects.append(reject)
+            self.rejects.append(reject)
         passed = self.position.of(name)
         passed.rows, passed.until = batch.end, batch.last_query
         passed.read += len(batch.rows) + len(batch.rejects)
@@ -305,7 +337,7 @@ class Run:
         """Raises InputError if too many rows of a log are faulty; raises the error of a failed background job."""
         allowed, path = self.config.max_rejected_share, self.run_dir / "rejects.jsonl"
         check_rejects(self.position, allowed, self._log_paths, path)
-        self.files.background.check()
+        self.background.check()
 
     def is_left_out(self, batch: Batch) -> bool:
         """Returns whether nothing is to be learned from a batch: ``skip`` has at least one of its rows."""
@@ -420,7 +452,7 @@ class Run:
         }
         for observer in self.observers:
             observer.window(line)
-        self.files.metrics.append(line)
+        self.metrics.append(line)
         position.window_from = position.scored_rows
         return line
 

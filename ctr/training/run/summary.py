@@ -59,7 +59,7 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
 
 
 def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
-    """Formats a run's summary.json as ``ctr train`` prints it; for ``recorded`` see ``ctr.training.loop.train``."""
+    """Formats a run's summary.json as ``ctr train`` prints it; for ``recorded`` see ``ctr.training.session.train``."""
 
     def interval(name: str) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")

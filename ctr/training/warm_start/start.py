@@ -173,7 +173,7 @@ def _make(
         run.position = position
         run.position.trained_before = before
         run.save()
-        run.files.background.wait()
+        run.background.wait()
     content = {
         "run": str(source.resolve()),
         "checkpoint": old.position.examples,

@@ -448,7 +448,7 @@ def test_a_trained_run_comes_out_as_its_own_summary(tmp_path):
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
     from ctr.training.config import TrainConfig
-    from ctr.training.loop import train
+    from ctr.training.session import train
 
     simulate(parse_model(SimulatorConfig, {"examples": 3000}, "test"), tmp_path / "log")
     model = {"crosses": {"layers": 0}, "deep": {"units": [4]}}

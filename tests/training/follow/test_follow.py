@@ -26,7 +26,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.follow import Followed, Polling, follow
 from ctr.training.inputs import PublishedInputs, open_inputs
 from ctr.training.logs import resolve
-from ctr.training.loop import Process, open_session, train
+from ctr.training.session import Process, open_session, train
 from ctr.training.validate import validate
 from ctr.workers.collectives import Workers
 from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of

@@ -14,9 +14,9 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.eval.run_files import read_run, read_timeline
-from ctr.training.loop import train
 from ctr.training.observers.features import Features
 from ctr.training.observers.observer import Scored, Turn
+from ctr.training.session import train
 from small_runs import make_config
 
 

@@ -24,7 +24,7 @@ from ctr.eval.windows import Sums
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import Process, open_session, train
+from ctr.training.session import Process, open_session, train
 from fingerprint_logs import SCHEMA as GROWING
 from fingerprint_logs import table_with
 from killed_run import run_killed

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 
-from ctr.training.loop import train
 from ctr.training.observers.tensorboard import TensorBoard
+from ctr.training.session import train
 from growing_logs import lines_of
 from small_runs import make_config
 

@@ -11,9 +11,9 @@ from ctr.config.schema import settable_keys
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.observers.metrics import last_window
 from ctr.training.run.summary import calibration_text, calibration_warning, summary_text
+from ctr.training.session import train
 from small_runs import make_config
 
 

@@ -16,8 +16,9 @@ from ctr.training.run.checkpoint import (
     Share,
     clean_up,
     newest_position,
+    newest_sound,
     read,
-    restore_newest,
+    read_share,
     save,
     write_part,
 )
@@ -42,8 +43,9 @@ def save_at(folder, *positions: int, keep: int = 2) -> None:
 
 
 def restored_position(folder) -> int:
-    arrays, state = restore_newest(folder)
-    position = state["position"]
+    position = newest_sound(folder)
+    arrays, state, _ = read_share(folder, position, lambda name, rows: None)
+    assert state["position"] == position
     assert state["parts"] == ["x"]
     assert arrays.keys() == ARRAYS.keys()
     for name, value in arrays_at(position).items():
@@ -69,7 +71,7 @@ def flip(path) -> None:
 
 def test_the_newest_comes_back_older_ones_go_and_the_same_content_gives_the_same_bytes(tmp_path):
     folder = tmp_path / "checkpoints"
-    assert restore_newest(folder) is None
+    assert newest_sound(folder) is None
     clean_up(folder, keep=2)
     save_at(folder, 9, 10, 200)
     assert restored_position(folder) == 200
@@ -255,7 +257,7 @@ def test_it_is_read_by_one_process_and_by_any_number_of_workers(tmp_path, size):
         write_parts(tmp_path, 5, size)
         files = ["arrays.npz", "state.json", *(f"arrays-{rank}.npz" for rank in range(1, size))]
         assert sorted(path.name for path in path_of(tmp_path, 5).iterdir()) == sorted(files)
-    assert checkpoint.newest_sound(tmp_path) == restored_position(tmp_path) == 5
+    assert newest_sound(tmp_path) == restored_position(tmp_path) == 5
     expected = arrays_at(5)
     for others in (2, 4):
         for rank in range(others):
@@ -263,7 +265,7 @@ def test_it_is_read_by_one_process_and_by_any_number_of_workers(tmp_path, size):
             def wanted(name, total, rank=rank, others=others):
                 return rows_of(rank, others, total) if name == "weights|rows/a" else None
 
-            arrays, state, parts = checkpoint.read_share(tmp_path, 5, wanted)
+            arrays, state, parts = read_share(tmp_path, 5, wanted)
             assert state["position"] == 5
             np.testing.assert_array_equal(arrays["weights|rows/a"], expected["weights|rows/a"][rank::others])
             np.testing.assert_array_equal(arrays["total|b/c"], expected["total|b/c"])
@@ -276,13 +278,13 @@ def test_a_damaged_or_missing_part_makes_the_one_before_it_the_newest(tmp_path):
     flip(path_of(tmp_path, 8) / "arrays-2.npz")
     with pytest.raises(InputError, match=r"damaged \(arrays-2.npz does not have the recorded SHA-256\)"):
         read(tmp_path, 8)
-    assert checkpoint.newest_sound(tmp_path) == 5
+    assert newest_sound(tmp_path) == 5
     with pytest.raises(InputError, match="worker 2 has not written its part"):
         write_parts(tmp_path, 8, 3, ranks=(1,), patience=0.1)
-    assert checkpoint.newest_sound(tmp_path) == 5
+    assert newest_sound(tmp_path) == 5
     # What it left does no harm.
     write_parts(tmp_path, 8, 2)
-    assert checkpoint.newest_sound(tmp_path) == 8
+    assert newest_sound(tmp_path) == 8
 
 
 def test_the_first_worker_may_take_the_folder_as_soon_as_a_part_is_noted(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from ctr.data.kept_values import values_path
 from ctr.data.log import read_manifests, read_schema
 from ctr.eval.display import fingerprint
 from ctr.eval.report import report_context
-from ctr.training.loop import train
 from ctr.training.observers.slices import slice_names
+from ctr.training.session import train
 from fingerprint_logs import prints_of, publish_growing, values_of
 from report_pages import section_of, words_of
 from small_runs import LOGISTIC, draw_examples

@@ -17,8 +17,8 @@ from ctr.cli import main
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Process, train
 from ctr.training.run.run import Run
+from ctr.training.session import Process, train
 from killed_run import run_killed
 from small_runs import LOGISTIC, config_of, draw_examples, publish
 

@@ -129,9 +129,9 @@ def logits(batch: Batch) -> np.ndarray:
 @pytest.fixture
 def run(tmp_path):
     """A run as an observer of predictions sees it, whose files are written at once."""
-    files = SimpleNamespace(background=SimpleNamespace(submit=lambda job: job()))
+    background = SimpleNamespace(submit=lambda job: job())
     return SimpleNamespace(
-        run_dir=tmp_path, config=make_config(), files=files, position=SimpleNamespace(examples=0)
+        run_dir=tmp_path, config=make_config(), background=background, position=SimpleNamespace(examples=0)
     )
 
 

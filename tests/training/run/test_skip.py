@@ -20,9 +20,9 @@ from ctr.io.errors import InputError
 from ctr.serving.export import export_from_run
 from ctr.serving.metadata import read_metadata, versions
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run.directory import add_skips, only_process
 from ctr.training.run.position import Position, note_step
+from ctr.training.session import train
 from growing_logs import STANDS, assert_same, newest_checkpoint
 from numerical_faults import injected
 from small_runs import SMALL, draw_examples, make_config, publish

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ctr.training.loop import train
+from ctr.training.session import train
 from warm_starts import HALF, config_of, publish
 
 

@@ -14,8 +14,8 @@ import small_runs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import train
 from ctr.training.run.directory import read_warm_start
+from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed

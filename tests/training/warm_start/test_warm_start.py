@@ -14,7 +14,7 @@ from ctr.data.shards import publish_partition, sort_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Log
-from ctr.training.loop import open_session, train
+from ctr.training.session import open_session, train
 from ctr.training.warm_start.start import InitFrom, rows_until, warm_start
 from ctr.training.warm_start.weights import take_combination
 from warm_starts import (
