@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22157
+LOOP_MODULES, LOOP_LINES = 130, 22198
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
