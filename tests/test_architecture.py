@@ -39,7 +39,7 @@ LONGEST_FUNCTION = 120
 
 LINES = {
     "benchmarks": 3880,
-    "benchmarks/studies": 5005,
+    "benchmarks/studies": 5062,
     "ctr": 1778,
     "ctr/api": 409,
     "ctr/config": 780,
@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7220,
     "pipelines": 8359,
-    "tests": 51865,
+    "tests": 51866,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -18,6 +18,7 @@ CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search
 STUDIES = (
     *CAMPAIGNS,
     "curvatures",
+    "digits",
     "placement",
     "scale_model",
     "histories",
