@@ -42,9 +42,10 @@ from reference import REFERENCE, ZIPF, Size, dense_shapes
 from runner import main
 from scipy.special import zeta
 
-from ctr.optim.shampoo.assignment import block_cost, owners_of
+from ctr.optim.shampoo.assignment import block_cost
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.placement import owners_of
 
 FLOAT = 4
 """Bytes of a float32."""
