@@ -26,9 +26,9 @@ class Tower(NamedTuple):
         crosses: number of crosses.
         cross_rank: of their products; 0 for full matrices.
         units: widths of the deep layers.
-        ranks: of their bottlenecks, 0 for none.
-        sources: for each deep layer, and last for the head, which layers it reads beside the one before it: 0 for the
-            output of the crosses, i for that of deep layer i - 1.
+        ranks: ranks of the deep layers' bottlenecks, 0 for none.
+        sources: for each deep layer, and last for the head, the layers that it reads beside the previous one: 0 for the
+            output of the crosses, i for the output of deep layer i - 1.
     """
 
     crosses: int

@@ -1,6 +1,6 @@
 """The weights of a model: their names, shapes and initial values.
 
-Of an ensemble all names begin with that of the component, ``component_0/``. The order is that of checkpoints.
+In an ensemble all names begin with the component's name, ``component_0/``. Checkpoints have the same order.
 """
 
 import math

@@ -167,10 +167,10 @@ def look_up_numbers(
     copies: int = 1,
     dtype: Callable[[str], str] = lambda tower: "float32",
 ) -> list[LookedUp]:
-    """Makes the inputs of features without rows, for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] of each.
+    """Makes the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
 
-    ``values`` are float32 [B, size] of each feature, NaN where missing; a vector with one is missing. ``copies`` is the
-    number of those of the tables; ``dtype`` returns that of a tower's input.
+    ``values`` are float32 [B, size] for each feature, NaN where missing; a vector with a NaN is missing. ``copies`` is
+    the number of copies in the tables; ``dtype`` returns the dtype of a tower's input.
     """
     looked_up = []
     for number, raw in values.items():

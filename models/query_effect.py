@@ -56,7 +56,7 @@ def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
 def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
     """Finds which features have one id in all rows of a query: bool [B, S].
 
-    Their ids are int32 [B, S]; rows that count, and no padding, ``is_row``, bool [B, S].
+    ``single`` has their ids, int32 [B, S]; ``is_row``, bool [B, S], is False for padding.
     """
     size = tf.shape(query)[0]
     low = tf.math.unsorted_segment_min(tf.where(is_row, single, single.dtype.max), query, size)

@@ -79,8 +79,8 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
     """Sets the curvature of absent features' rows to 0.
 
     Args:
-        curvatures: of all rows.
-        present: float32 [F], 1 for a feature that is there, 0 for one that is not.
+        curvatures: the curvatures of all rows.
+        present: float32 [F], 1 for a present feature, 0 for an absent one.
     """
     share = tf.gather(present, tf.maximum(curvatures.groups, 0))
     return curvatures._replace(curvature=curvatures.curvature * share)

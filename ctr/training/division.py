@@ -1,7 +1,7 @@
 """Division of a batch over workers. NumPy, in the reading thread.
 
-All workers have the rows of the whole batch and its plan, and each takes whole queries of it: a stretch of its rows, as
-long as that of any other.
+All workers have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
+parts are padded to equal length.
 """
 
 from collections.abc import Sequence

@@ -171,8 +171,8 @@ class FusedSteps:
 class ScratchTables:
     """Rows of all tables that some batches need, as a step sees tables.
 
-    A row of the tables and what the optimizer keeps of it are one row here: XLA gathers and scatters row by row. A step
-    has the rows of its batch alone in its hands: what it may leave as it is, XLA copies.
+    A table row and its optimizer state are one row here, since XLA gathers and scatters row by row. A step holds only
+    the rows of its batch: XLA would copy all others, though they do not change.
     """
 
     divided: tuple[bool, ...] = ()
@@ -245,7 +245,7 @@ class ScratchTables:
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(values, axis=1))
 
     def store(self, used: tf.Tensor, counts: tf.Tensor) -> None:
-        """Copies them back."""
+        """Copies the ``used`` rows back into the variables of the tables."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             parts = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
             for variable, values in zip(self._variables(number), parts, strict=True):

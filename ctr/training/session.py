@@ -65,9 +65,9 @@ def train(
     init_from: InitFrom | None = None,
     process: Process | None = None,
 ) -> dict[str, Any]:
-    """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
+    """Trains one pass over ``log``, or resumes it from the newest checkpoint in ``run_dir``.
 
-    Of a run that has passed the log as it is now, nothing is computed again. For arguments not named here see
+    A run that has finished the log's present rows is not computed again. For arguments not named here see
     ``open_session``.
 
     Args:
@@ -118,9 +118,9 @@ def open_session(
     process: Process | None = None,
     begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
 ) -> Iterator["Session"]:
-    """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
+    """Begins a run, or resumes it from its newest checkpoint; locks its folder until the block ends.
 
-    What was not saved when the block ends is computed again by the next session.
+    Progress not saved when the block ends is computed again by the next session.
 
     Args:
         log: a folder with an example log, which may grow.
@@ -253,10 +253,10 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard; changes nothing.
+        """Returns the logits, float32 [N], of valid rows or of the columns of a shard; changes nothing.
 
-        Labels and weights are of no effect. Queries need not be whole, unless the model has the feature ``query_size``:
-        then their rows are counted. Raises InputError: a faulty row, or rows of other features.
+        Labels and weights are ignored. Queries may be incomplete, unless the model has the feature ``query_size``,
+        which counts their rows. Raises InputError for a faulty row, or rows with other features.
         """
         self._check_usable()
         logit = score_rows(self.step, self.run.config, rows, self.inputs.schema, self.run.ramps())

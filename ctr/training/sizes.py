@@ -101,7 +101,7 @@ def require_shape(shapes: FewShapes, position: int, sizes: Shape) -> Shape:
 
 
 def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout]) -> FewShapes:
-    """Makes the shapes of a run."""
+    """Returns the few shapes that a run's batches are padded to, without repetitions."""
     batch, constraints = config.batch, config.objective.bias_constraints
     logs = 0 if constraints is None else len(constraints.logs)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.

@@ -103,7 +103,7 @@ class TrainState:
         return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:
-        """Returns the experts of a batch that has plans for the first tables alone, or for all."""
+        """Returns the experts that a batch's plans suffice for: without the pairs expert if its tables have none."""
         return self.experts.experts if len(plans) == len(self.layouts) else self.experts.experts.without_pairs
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -213,7 +213,7 @@ def _layout(leaf: tf.Variable | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def predicts_soundly(logit: np.ndarray) -> bool:
-    """Returns whether logits (float [N]) are such as sound weights give."""
+    """Returns whether all logits (float [N]) are finite and small enough not to come from diverged weights."""
     # False also for NaN.
     return bool((np.abs(logit) <= _LARGEST).all())
 

@@ -376,7 +376,7 @@ def gather_scores(
 def mean_of_parts(
     batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
 ) -> BatchGradients:
-    """Averages gradients and curvatures over parts of a model; everything else is the first part's."""
+    """Averages gradients and curvatures over several candidates' batches; takes all else from the first one."""
     rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
     dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
     means: list[Curvature] = [

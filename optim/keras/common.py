@@ -48,7 +48,7 @@ def split_options(
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """Returns a schedule as it is, a number as a float; raises ValueError for a rate that no step can use."""
+    """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
     if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
         # In a graph a tensor has no value yet.
         return rate

@@ -204,7 +204,7 @@ def multiply_axes(
 
 
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes L^(-e) G R^(-e), and its like, of blocks [N, *block] by symmetric roots [N, d, d] of ``axes``."""
+    """Multiplies blocks [N, *block] by symmetric roots [N, d, d] along each of ``axes``, as in L^(-e) G R^(-e)."""
     for axis, root in zip(axes, roots, strict=True):
         # Of a symmetric matrix the form that needs no transposition.
         blocks = multiply(blocks, axis, root, transposed=axis == len(blocks.shape) - 2)

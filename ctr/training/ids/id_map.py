@@ -3,15 +3,15 @@
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
 a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
-Everything follows from the batches that were learned from, in their order, and their event time.
+The map is a function of the trained batches, in their order, and their event times.
 
-Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
-s % W = r, and counts their uses; how many slots each feature has, and what happened, all of them know. In a batch they
-tell each other the slots of its ids, which of their slots are free, and, when ids go, how many have which value of the
-policy. So the map is that of one process, whatever W is, and each worker has 1/W of it.
+Several workers, which all see all batches, share one map. Worker r of W keeps the ids of the slots s with s % W = r,
+and counts their uses; every worker knows the number of slots of each feature and the totals. For a batch they exchange
+the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
+the map of a single process, for any W, and each worker holds 1/W of it.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
-finding it.
+the index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -453,7 +453,7 @@ def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, Valu
 def _first_places(
     features: np.ndarray, fingerprints: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds where each different pair comes first, rising, and for each pair its number among these."""
+    """Returns the first position of each distinct pair, ascending, and each pair's index among the distinct ones."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 

@@ -83,7 +83,7 @@ class Features(Observer):
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
     """Counts, for each normalized number, the values outside and inside its statistics, and averages the outside ones.
 
-    The mean is that of the values which are left out, in the first column that has any, NaN without.
+    The mean is over the outside values of the first column that has any, or NaN.
     """
     outlying: dict[str, tuple[int, int, float]] = {}
     if state.statistics is None or state.apart is None:

@@ -180,7 +180,7 @@ def _is_shown(value: Any) -> bool:
 
 
 def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:
-    """Returns the configuration as hyperparameters: those that are neither numbers nor words as JSON."""
+    """Returns the configuration as flat hyperparameters: lists and nulls are encoded as JSON."""
 
     def entries(prefix: str, value: Any) -> Iterator[tuple[str, bool | int | float | str]]:
         if isinstance(value, dict):

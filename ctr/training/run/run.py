@@ -379,10 +379,10 @@ class Run:
         return int(learned.sum()), learned @ terms
 
     def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
-        """Returns the error that ends the run, with the command that resumes it without the rows from ``begin`` on.
+        """Returns the error that ends the run; its hint resumes it, skipping the rows from ``begin`` on.
 
-        Where the weights do not predict, though rows since the newest checkpoint are left out already, these were too
-        few: all rows since it are named.
+        If rows since the newest checkpoint are skipped already and the weights are unsound (not ``predicts``), all
+        rows since that checkpoint are to be skipped.
         """
         saved, end = self._learned_at_save, self.position.learned
         is_not_first = any(first < end and saved < last for first, last in self.config.skip)

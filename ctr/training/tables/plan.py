@@ -142,7 +142,7 @@ def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int 
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
-    """Gives the ids that grow their rows, int32 [G], of a table that has ``table_rows`` by now; ids may share one."""
+    """Assigns rows of a table with ``table_rows``, int32 [G], to a plan's growing ids; several may share a row."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
@@ -307,7 +307,7 @@ class BatchPlans:
 
     @property
     def pending_counts(self) -> np.ndarray:
-        """Ids that grow and have no rows yet, of each batch: int64 [K]."""
+        """Counts each batch's growing ids that have no row yet: int64 [K]."""
         assert self.pending is not None
         return np.diff(np.searchsorted(self.pending.at, offsets_of(self.counts)))
 

@@ -28,7 +28,7 @@ class Rows:
         self.divided = tuple(group.size > 1 for group in owners)
 
     def part(self, table: int) -> tuple[int, int]:
-        """Returns which part of a table is here, and of how many."""
+        """Returns the index of this worker's part of a table, and the number of parts."""
         return self.owners[table].rank, self.owners[table].size
 
     def count(self, table: int, rows: int) -> int:

@@ -131,9 +131,9 @@ class EmbeddingTables:
     def assign_batches(
         self, plans: Sequence[BatchPlans], times_us: Sequence[int]
     ) -> tuple[list[BatchPlans], list[NewRows]]:
-        """Gives the ids of several batches their rows, as ``find_rows`` would, learning one batch after the other.
+        """Assigns rows to the ids of several batches, as ``find_rows`` and learning would do batch by batch.
 
-        Tables where ids may have to wait or to go are left to ``learn_batch``.
+        Tables whose ids may wait for admission or be evicted are left to ``learn_batch``.
         """
         assigned, begun = list(plans), []
         for number, plan in enumerate(plans):
