@@ -89,8 +89,8 @@ def read_words(words: Sequence[str]) -> click.Context:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns 0, 2 for wrong usage, or what ``exit_status`` says of the error that ended it: after one line, of a defect
-    after a traceback.
+    Returns 0, 2 for wrong usage, or ``exit_status`` of the error that ended the command. The error is printed on one
+    line, a defect with its traceback.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if _COMPLETE in os.environ:

@@ -84,9 +84,9 @@ def print_stopped(text: str, status: int) -> None:
 
 
 def print_error(*lines: str, status: int = INPUT, is_lost: bool = False) -> None:
-    """Prints why the command fails, and ends with ``status``: a line, and a hint where that would be long.
+    """Prints why the command fails, a message and maybe a hint, and the ``status`` with which it exits.
 
-    ``is_lost``: only because another worker is gone.
+    ``is_lost``: this worker fails only because another one was lost.
     """
     text = "; ".join(lines)
     report("error", text=text, is_lost=is_lost)
@@ -236,7 +236,7 @@ def is_json() -> bool:
 
 
 def command_words() -> list[str]:
-    """Returns the words behind ``ctr`` of the command that runs."""
+    """Returns the command line of the running command, without ``ctr``."""
     return list(click.get_current_context().obj)
 
 

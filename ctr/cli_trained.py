@@ -1,4 +1,4 @@
-"""Commands on what there is: runs, models, logs, configurations. Each imports what it needs when it runs."""
+"""Commands on existing runs, models, logs and configurations. Each loads its modules when it runs."""
 
 import dataclasses
 import json

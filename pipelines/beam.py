@@ -188,7 +188,7 @@ def _run(pipeline: beam.Pipeline, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
-    """Turns the report of an InputError in a worker into that InputError, and what a runner says of itself into one."""
+    """Reraises an InputError that a worker reported, and converts errors of the runner itself into one."""
     try:
         yield
     except InputError as error:

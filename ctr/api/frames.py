@@ -50,7 +50,7 @@ def arrow_table(frame: ArrowStream) -> pa.Table:
 
 @contextmanager
 def table_file(source: Source) -> Iterator[Path]:
-    """Yields the path of a table; that of a frame is a Parquet file which is gone afterwards."""
+    """Yields the path of a table; a frame is written to a temporary Parquet file, deleted afterwards."""
     if isinstance(source, Path | str):
         yield Path(source)
         return
@@ -64,7 +64,7 @@ def table_file(source: Source) -> Iterator[Path]:
 
 
 class Columns(NamedTuple):
-    """Names of the columns of a table of predictions, of which one of ``prediction`` and ``logit`` is given."""
+    """Names of the columns of a table of predictions; either ``prediction`` or ``logit`` is set."""
 
     label: str
     prediction: str | None

@@ -186,7 +186,7 @@ def parse_model(model: type[ModelT], content: object, where: str, prefix: str = 
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what ``parse_yaml`` reads: the text 1e-6 in quotes."""
+    """Writes YAML that ``parse_yaml`` reads back unchanged: the string 1e-6 is quoted."""
 
 
 read_short_floats(Dumper)

@@ -25,9 +25,9 @@ _BOUNDS = {
 def key_rows(model: type, under: str = "", what: str = "") -> list[dict[str, Any]]:
     """Lists every key of a model, or the key ``under`` and those below it.
 
-    Each with ``key``, its dotted path, where lists are entered by ``[]`` and values by name through ``NAME``; its
-    ``default``, whether it is ``required``, what is ``allowed`` and its ``meaning``. Raises InputError, which begins
-    with ``what``: there is no such key.
+    Each row has the ``key``, a dotted path with ``[]`` for items of lists and ``NAME`` for values by name, and its
+    ``default``, ``required``, ``allowed`` and ``meaning``. Raises InputError, whose message begins with ``what``, if
+    there is no key ``under``.
     """
     rows: dict[str, dict[str, Any]] = {}
     for row in _walk(key_tree(model), {}, ""):

@@ -68,7 +68,7 @@ def json_schema(model: type[Any]) -> Schema:
 
 
 def file_schema(kind: str, model: type[BaseModel]) -> Schema:
-    """Returns the JSON Schema of a kind of file as it is published, with its name."""
+    """Returns the published JSON Schema of a kind of file, with its name."""
     schema = json_schema(model)
     named = {
         "$schema": schema["$schema"],

@@ -217,7 +217,7 @@ class Time(StrictModel):
 
 
 def iso_column(content: Any) -> Any:
-    """Returns the name of a column of times in ISO 8601 as the content of a ``Time``; anything else as it is."""
+    """Converts the name of a column of ISO 8601 times to the content of a ``Time``; returns anything else unchanged."""
     return {"column": content, "format": "iso8601"} if isinstance(content, str) else content
 
 

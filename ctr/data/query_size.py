@@ -51,7 +51,7 @@ def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
 
 
 def with_query_size(schema: Schema) -> Schema:
-    """Adds the feature to those of a log, which must have none of this name nor read such a column."""
+    """Adds the feature to a log's schema, which must not have a feature or source column of this name."""
     return schema.model_copy(update={"features": (*schema.features, FEATURE), "counts_rows": True})
 
 

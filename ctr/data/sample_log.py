@@ -101,7 +101,7 @@ class AppliedSampling(StrictModel):
 
 
 class SampledLog(AppliedSampling):
-    """Content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
+    """Content of a smaller log's ``sampling.yaml``: its sampling, and the samplings of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 

@@ -304,7 +304,7 @@ def _conditions_met(
 
 
 class Strata:
-    """Systematic sampling within strata: of each, as many rows are kept as their rates add up to.
+    """Systematic sampling within strata: each keeps as many rows as the rates of its rows add up to.
 
     The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at a place u
     in [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the

@@ -45,7 +45,7 @@ class TimeFormat:
         return None
 
     def read_all(self, texts: Sequence[str]) -> pa.Array:
-        """Reads texts as ``read`` does, faster: int64, null for those of another form."""
+        """Reads texts like ``read``, but faster: int64, null for texts of another form."""
         times = pa.nulls(len(texts), pa.int64())
         if self.is_quick:
             spaced = [None if _NOT_QUICK.search(text) else self._spaced(text) for text in texts]

@@ -1,7 +1,7 @@
 """Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
 
-Teachers first, then samplings, which may need a teacher's predictions, then arms. What is there already is not made
-again, so the same command goes on after an interruption, tries what failed, and trains what was added to the file.
+Teachers first, then samplings, which may need a teacher's predictions, then arms. Existing results are not computed
+again, so the same command continues after an interruption, retries failures, and trains arms added to the file.
 """
 
 import os

@@ -183,7 +183,7 @@ def read_sealed(path: Path, absent: str) -> dict[str, object]:
 
 
 def read_bytes(path: Path, absent: str) -> bytes:
-    """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
+    """Reads a file. Raises InputError: with the message ``absent`` if it does not exist, or if reading fails."""
     if not path.is_file():
         check_local(path)
         raise InputError(absent)

@@ -1,10 +1,10 @@
 """Learning of a search by weight sharing: one network that holds all candidates, and a controller beside it.
 
-A batch is first predicted by several candidates that the controller draws, whose losses are the rewards;
-then the weights learn from it with others that are drawn, beside the largest network: by candidates alone,
-whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the controller
-makes its step. At first the largest network stands for those that are drawn, too, with a probability that
-falls to 0 while the controller waits (TuNAS).
+First, several candidates that the controller samples predict the batch; their losses are its rewards. Then
+the weights are trained on the batch with other sampled candidates and the largest network: with candidates
+alone, whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the
+controller is updated. Early on, the largest network also replaces sampled candidates, with a probability
+that falls to 0 while the controller waits (TuNAS).
 """
 
 import json
@@ -256,7 +256,7 @@ def _line(plan: Plan, state: Progress) -> dict[str, Any]:
 
 
 class Records:
-    """File of JSON lines, each with the number of ``examples`` before it ends."""
+    """File of JSON lines, each with ``examples``, the number of examples processed when it was written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

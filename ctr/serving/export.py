@@ -71,12 +71,12 @@ def export_from_run(snapshot: Snapshot) -> None:
 
 
 def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
-    """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
+    """Writes a model to a temporary folder, flushes it to disk, and renames it to its final path.
 
-    The newest ``keep`` versions stay.
+    Deletes all but the newest ``keep`` versions.
 
-    Raises InputError: the version is there already and is another model's, the newest one is of another
-    run, or, without ``wait``, another process is publishing.
+    Raises InputError if the version exists with another model, if the newest version belongs to another
+    run, or, without ``wait``, if another process is publishing.
     """
     check_models_folder(out)
     make_folder(out)
@@ -101,9 +101,9 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
 
 
 def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported | None:
-    """Finds a model under its name; refuses another one there, and a folder of another run.
+    """Returns the version if it is exported already; raises InputError if it holds another model or another run.
 
-    Versions are ordered by position alone: one of another run would be served in place of this one, or hide it.
+    Versions are ordered by position alone: a version of another run could be served instead of this one.
     """
     if final.exists():
         metadata = read_metadata(final)

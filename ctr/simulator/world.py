@@ -124,7 +124,7 @@ def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
 
 @dataclass(frozen=True)
 class Ads:
-    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there."""
+    """The A ads of a day, ascending by their numbers, which identify an ad for its whole lifetime."""
 
     number: np.ndarray
     advertiser: np.ndarray

@@ -67,7 +67,7 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
 
 @dataclass
 class KindCounts:
-    """Events of one kind: those that were read, and those of them that were too late or rejected."""
+    """Counts of the events of one kind: read, and among these late or rejected."""
 
     read: int = 0
     late: int = 0

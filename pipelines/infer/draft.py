@@ -58,7 +58,7 @@ _WIDTH = 108
 
 @dataclass
 class Draft:
-    """A mapping, and why it is as it is."""
+    """A drafted mapping, and the reasons for each of its decisions."""
 
     columns: dict[str, Decision] = field(default_factory=dict)  # what each column becomes, by its name
     notes: list[str] = field(default_factory=list)

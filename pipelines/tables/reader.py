@@ -206,10 +206,10 @@ def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) 
 def read_files(
     mapping: Mapping, sources: Sequence[SourceFile], block_bytes: int, line: int = 0
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-    """Yields the chunks of input files, each with the side tables beside its file and the number of lines before that.
+    """Yields the chunks of input files, each with its folder's side tables and the number of lines in earlier files.
 
-    A chunk is about ``block_bytes`` of a file; a blank file has none. Lines are counted from ``line`` on. Raises
-    InputError where a file cannot be read.
+    A chunk is about ``block_bytes`` of a file; a blank file has none. The count of lines starts at ``line``. Raises
+    InputError if a file cannot be read.
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
     for source in sources:

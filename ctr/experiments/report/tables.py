@@ -121,7 +121,7 @@ def _cell(experiment: Experiment, column: Column, arm: str, key: str) -> str:
 
 
 def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, str]:
-    """Returns the slices of an arm with a metric, by what stands for them in a table."""
+    """Returns the label in a table of each slice of an arm that has the metric, by the slice's key."""
     every = experiment.numbers.by("slice", metric, arm=arm.name)
     if metric != "slice_weight":
         return {key: key for key in every}
