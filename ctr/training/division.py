@@ -44,8 +44,8 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
     """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
 
     Args:
-        begins: int64, rising: where queries begin, 0 among them if there are rows.
-        source: int8 [N], rising: the log of each row. The rows of each log are divided by themselves.
+        begins: int64, ascending: where queries begin, 0 among them if there are rows.
+        source: int8 [N], ascending: the log of each row. The rows of each log are divided separately.
     """
     workers, size = np.zeros(len(source), np.int64), seat.size
     bounds = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
@@ -115,7 +115,7 @@ def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> T
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
-    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, rising."""
+    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, ascending."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
     needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
@@ -127,10 +127,10 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 def _requests(
     distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int64 [U].
+    """Finds the rows that workers request; ``needed``: for each of W workers, positions in ``distinct``, int64 [U].
 
-    Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
-    the W * P that it is given, int32; 0 for those that it does not need.
+    Returns ``distinct`` and ``asked`` of ``share_of_table``, and for each of the U rows its position among the W * P
+    that this worker receives, int32; 0 for rows that it does not need.
     """
     size = len(needed)
     owners = distinct % size

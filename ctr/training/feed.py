@@ -82,7 +82,7 @@ class Feed:
         return self if len(layouts) == len(self.layouts) or self.again is None else self.again(layouts)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
-        """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
+        """Returns the feed with rows for its growing ids (``EmbeddingTables.find_rows``); itself if they have rows."""
         rows, begun = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self

@@ -1,7 +1,7 @@
 """Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
 
-What it computes is what one pass over the log computes, whenever the partitions came, and however often it was
-stopped or killed in between. How far it is behind the log stands in RUN/follow.jsonl, of which nothing is computed.
+The result is the same as of one pass over the log, whenever the partitions came, and however often the run was
+stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
 A line for each batch that completed a partition of the log, and one at the end of an advance that passed more::
 
@@ -112,7 +112,7 @@ class LagReport:
         self._pass_partitions(learned if self._session.run.config.label_delay else passed)
 
     def _pass_partitions(self, trained: int) -> list[Manifest]:
-        """Goes on to the first partition that has rows after the first ``trained`` ones; returns those gone by."""
+        """Moves on to the first partition with rows beyond ``trained``; returns the partitions that it passed."""
         gone = []
         manifests = self._session.inputs.log.manifests
         while self._next < len(manifests) and self._behind + manifests[self._next].rows <= trained:
@@ -176,9 +176,9 @@ def follow(
 ) -> Followed:
     """Trains on a log as it grows, from the newest checkpoint in ``run_dir`` if there is one.
 
-    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
-    same call goes on where it stopped, and ``ctr.training.session.train`` goes on and finishes. For arguments not named
-    here see there. Of several workers the first one looks what is published, and all go on together.
+    Neither the log nor constraint logs and sidecars need exist yet. Partitions wait until their sidecars are published.
+    The same call resumes a stopped run; ``ctr.training.session.train`` resumes and finishes it, and documents further
+    arguments. With several workers, the first one polls, and all advance together.
 
     Args:
         progress: called after every batch and every poll with the position in the log, how far that is behind and
@@ -268,7 +268,7 @@ class _Patience:
         return stop or ("idle" if self.workers.broadcast(is_idle) else None)
 
     def pause(self) -> str | None:
-        """Waits until it is time to look again; returns why to stop instead."""
+        """Waits until the next poll is due; returns a reason to stop instead, or None."""
         end = time.monotonic() + self._polling.seconds
         while (stop := self.agreed_stop()) is None:
             # The clock of the first one. Nobody waits long for a word of another one, however seldom they look.

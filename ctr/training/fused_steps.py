@@ -124,7 +124,7 @@ class FusedSteps:
         plans: Sequence[BatchPlans],
         numbers: Sequence[Numbers],
     ) -> list[np.ndarray]:
-        """Returns of each batch, padded, the logits, whether its step was applied, its terms and its slices."""
+        """Returns for each batch, padded, the logits, whether its step was applied, its terms and its slices."""
         used, tensors = [], []
         for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
             rows, places = _join(plan.distinct, plan.counts, size.ids, end)
@@ -147,7 +147,7 @@ class FusedSteps:
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Learns from ``count`` batches that are ``packed``, each of the arrays that the one ``alike`` has."""
+        """Learns from ``count`` ``packed`` batches, each with arrays of the same shapes and types as ``alike``."""
         batches = tf.TensorShape([self.limit, len(alike[0]["label"])])
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
         results += [tf.zeros(batches, tf.int32)] * self._families
@@ -239,7 +239,7 @@ class ScratchTables:
             hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: tf.Tensor, counts: tf.Tensor) -> None:
-        """Copies rows of the tables, int32 [N] one table after the other, so many of each, to the beginning."""
+        """Copies rows of the tables, int32 [N], table after table, ``counts`` of each, to the first scratch rows."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             values = [tf.gather(variable, rows) for variable in self._variables(number)]
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(values, axis=1))
@@ -257,9 +257,9 @@ class ScratchTables:
 
 
 def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows that any of K batches needs: int32 [N]; and each one's places among them: int32 [K, capacity].
+    """Finds the rows that any of K batches needs, int32 [N], and each batch's positions in them, int32 [K, capacity].
 
-    ``distinct`` has the rows of each batch, ``counts`` of them. Places are padded with those from ``end`` on.
+    ``distinct`` has the rows of all batches, ``counts`` of each. Positions are padded with ``end``, ``end + 1``, ...
     """
     rows, places = np.unique(distinct, return_inverse=True)
     padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(counts), 1))
@@ -268,7 +268,7 @@ def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> 
 
 
 def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
-    """Puts all arrays of each of K batches side by side, by their types: [limit, N]; behind K nothing is looked at."""
+    """Concatenates the arrays of each of K batches by dtype: [limit, N]; rows from K on are unused."""
     leaves = tf.nest.flatten(batches)
     packed = {}
     for kind in dict.fromkeys(leaf.dtype for leaf in leaves):
@@ -280,7 +280,7 @@ def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
 
 
 def _unpacked(row: Mapping[str, tf.Tensor], alike: _Arguments) -> _Arguments:
-    """Takes the arrays of a batch apart again: XLA slices each kind of them once."""
+    """Splits a packed batch into its arrays; XLA slices each dtype once."""
     leaves, arrays = tf.nest.flatten(alike), dict[str, Iterator[tf.Tensor]]()
     for kind, numbers in row.items():
         same = [leaf for leaf in leaves if leaf.dtype == kind]

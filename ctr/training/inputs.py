@@ -74,9 +74,9 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs.
+    """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ between workers.
 
-    Of logs that grow all workers have what the first one finds.
+    All workers use the partitions of growing logs that the first worker finds.
     """
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
@@ -350,7 +350,7 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The inputs of a run as they grow, polled at little cost; all workers have the first worker's."""
+    """The growing inputs of a run, polled at little cost; all workers use what the first one has found."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published

@@ -135,7 +135,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
 
 
 def is_fused_from(size: BatchSize, position: int) -> bool:
-    """Returns whether a batch that begins there may have one of ``fused_shapes``."""
+    """Returns whether a batch that begins at this position may have one of ``fused_shapes``."""
     return position - size.origin >= FUSED_FROM or (size.growth is not None and size.first < _FEW_ROWS)
 
 

@@ -43,9 +43,9 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 class TrainState:
-    """All variables that training changes, by name, and how they are divided over those that train together.
+    """All variables that training changes, by name, and their division over the workers.
 
-    What is read and set here are, of several workers, this one's parts.
+    With several workers, this one's parts are read and set here.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TrainState:
         workers: Workers = ALONE,
         sources: Sources | None = None,
     ) -> None:
-        """Begins with nothing learned."""
+        """Creates the state of an untrained run."""
         self.layouts, self.families = layouts, tuple(families)
         self.workers = workers
         with variables_beside_steps():
@@ -99,7 +99,7 @@ class TrainState:
 
     @property
     def active_layouts(self) -> tuple[TableLayout, ...]:
-        """The tables that a step reads: those of experts that learn, the first ones of all."""
+        """The tables that a step reads, the first ones of all: the tables of the experts that learn."""
         return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:

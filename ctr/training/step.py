@@ -120,7 +120,7 @@ class Step:
     ) -> StepResult:
         """Scores a batch by the weights from before the step, and then learns from it.
 
-        Without ``preconditions`` dense weights take first-order steps, as by batches that are small.
+        Without ``preconditions`` dense weights take first-order steps, as with small batches.
         """
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
@@ -359,7 +359,7 @@ class Step:
 def gather_scores(
     group: Workers, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """Gathers whether something holds in all members, and the scores of their rows: [B] of each become [W * B]."""
+    """Returns whether ``holds`` in all members, and gathers the scores of their rows: [B] each to [W * B]."""
     if group.size == 1:
         return holds, list(logits), list(slices)
     # Slices are far fewer than float32 counts without gaps.

@@ -102,7 +102,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def input_hashes(logs: Logs) -> dict[str, Any]:
-    """Hashes the logs and sidecars that a run reads, as they are now, under the keys that summary.json has them by."""
+    """Hashes the present logs and sidecars of a run, by their keys in summary.json."""
     sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash

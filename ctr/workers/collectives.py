@@ -144,7 +144,7 @@ class Workers:
         return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, content: Any) -> Any:
-        """Returns the first worker's content, which JSON can hold, in all workers; between two steps."""
+        """Returns the first worker's ``content``, of JSON's types, in all workers; between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])

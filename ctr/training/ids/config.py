@@ -1,4 +1,4 @@
-"""The configuration of growing ids: how many a feature may have, which are admitted, and which have to go."""
+"""The configuration of growing ids: how many a feature may have, which are admitted, and which are evicted."""
 
 from typing import Annotated, Literal
 

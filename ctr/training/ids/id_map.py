@@ -45,14 +45,14 @@ class Learned(NamedTuple):
     """The rows of a batch that is about to be learned from."""
 
     rows: np.ndarray  # int32 [U], the table row of each id
-    fresh: np.ndarray  # int64, rising positions of ids that just got their slot: all of the row begins anew
+    fresh: np.ndarray  # int64, ascending positions of ids with a new slot, whose row is initialized
 
 
 @dataclass(frozen=True)
 class Occupants:
     """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
 
-    rows: np.ndarray  # int32 [N], table rows, rising
+    rows: np.ndarray  # int32 [N], table rows, ascending
     features: np.ndarray  # int16 [N], indices of features
     fingerprints: np.ndarray  # int64 [N]
     first_seen: np.ndarray  # int64 [N], when the id got its slot; microseconds of event time
@@ -133,7 +133,7 @@ class IdMap:
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, int32 [U], without learning anything of them; no pair (int16, int64 [U]) occurs twice.
+        """Finds the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
 
         An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
         ``find_slots``.
@@ -214,9 +214,9 @@ class IdMap:
     ) -> Learned | None:
         """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
 
-        ``lengths``: int64 [K], how many of the ids each batch has. Returns the rows of all, batch after batch, and the
-        first positions of ids that got a slot. None, where an id might have to wait or to go, or would get a slot that
-        another one had: nothing was learned. Where no id goes, those that find no room share rows.
+        ``lengths``: int64 [K], the number of ids in each batch. Returns the rows of all ids, batch after batch, and the
+        first positions of ids that got a slot; or None, with nothing learned, if an id might wait or be evicted, or
+        would reuse a slot. Without eviction, ids that find no free slot share rows.
         """
         if (
             self.group.size > 1
@@ -373,7 +373,7 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
+        """Returns rows (ascending), features and fingerprints of all ids in the first worker; all have to call it."""
         table = self._slots
         features, fingerprints = (
             gather_divided(self.group, array.__getitem__, table.places)
@@ -386,7 +386,7 @@ class IdMap:
         """Gives slots to the occupants of another map, whatever the rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out: their
-        row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
+        row in what is returned, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
         """
         now = self._advance(ids.time_us)
         fits = np.ones(len(features), np.bool_)
@@ -427,9 +427,9 @@ class IdMap:
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
+        """Restores the ``to_arrays`` of a map with these arguments, also of another number of workers.
 
-        All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
+        All workers restore their maps at once. ``entries``: that map's; None: this worker has all. Raises
         ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
@@ -465,7 +465,7 @@ def _first_places(
 
 
 def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Returns the positions, rising, of the first ids of each feature, as many as it has room for."""
+    """Returns the positions, ascending, of the first ids of each feature, as many as it has room for."""
     if (np.bincount(features, minlength=len(room)) <= room).all():
         return np.arange(len(features))
     order = np.argsort(features, kind="stable")

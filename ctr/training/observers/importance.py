@@ -55,7 +55,7 @@ class Importance(Observer):
         self._plan: tuple[list[int], int] | None = None
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether nothing was measured at or after the last planned position that is behind."""
+        """Returns whether the last planned position passed so far has not been measured yet."""
         self._plan = self._plan or plan(inputs)
         passed = [target for target in self._plan[0] if target <= self._run.position.examples]
         if not passed or self._run.position.examples >= inputs.log.rows:
@@ -136,7 +136,7 @@ def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
 
 
 def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
-    """Rows that say nothing of a feature any more, and in which way: ``SHARED`` or ``SHUFFLED``."""
+    """Returns the rows with a feature hidden, and how: ``SHARED`` or ``SHUFFLED``."""
     grows = schema.by_name[name].buckets is None
     order = np.roll(np.arange(len(rows)), len(rows) // 2)
     if name in rows.multivalent:

@@ -1,4 +1,4 @@
-"""Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
+"""Metrics of a run: of the current window, of all windows before it, and of each window over time."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -86,7 +86,7 @@ class Observer:
         """Called at the end of a window, with its line of metrics.jsonl; adds its measurements."""
 
     def checkpoint(self) -> Arrays:
-        """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
+        """Completes the files up to the run's position; returns the observer's state, equal bits in equal runs."""
         return {}
 
     def end(self, summary: dict[str, Any]) -> list[pa.Table]:

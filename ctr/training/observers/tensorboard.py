@@ -72,7 +72,7 @@ _RECORD = struct.Struct("<Q4x")
 
 
 class TensorBoard(Observer):
-    """Writes each window's line as scalars. What writes raises OSError where the disk fails."""
+    """Writes each window's line as scalars. Writing methods raise OSError if the disk fails."""
 
     name = "tensorboard"
 

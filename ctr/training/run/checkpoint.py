@@ -215,7 +215,7 @@ def save(
     ``share`` is of several workers what this one writes of it, after the first one has called ``begin``. Older
     checkpoints than the newest make room for it on a disk that is full.
 
-    Raises PassingError: there is not so much room, and nothing was deleted for it.
+    Raises PassingError if the disk has no room for it; then nothing was deleted.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
@@ -244,7 +244,7 @@ def save(
 
 
 def begin(folder: Path, examples: int) -> str:
-    """Makes the folder for the checkpoint of position ``examples``, of several workers; returns a word for all."""
+    """Makes the folder for several workers' checkpoint at ``examples``; returns a random tag that all use."""
     make_folder(folder)
     _remove_leftovers(folder)
     (folder / f"{examples:020d}{PARTIAL}").mkdir()
@@ -312,7 +312,7 @@ def _complete_checkpoints(folder: Path) -> list[Path]:
 def newest_sound(folder: Path) -> int | None:
     """Returns the position of the newest intact checkpoint, or None if there is none.
 
-    Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
+    Damaged ones are renamed, which frees their position for a new one. Raises InputError if all are damaged.
     """
     damaged: list[Path] = []
     for path in reversed(_complete_checkpoints(folder)):

@@ -37,7 +37,7 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Has ``job`` done after those before it; waits when many are not begun, so that they do not pile up."""
+        """Runs ``job`` after all earlier ones; waits while many are not begun, so that they do not pile up."""
         self._wait(_WAITING_JOBS)
         self._jobs.append(self._pool.submit(self._run, job))
 

@@ -69,7 +69,7 @@ class Position:
         return asdict(self)
 
     def of(self, log: str = "") -> Passed:
-        """Returns how far it has scored the log of the pass, or a constraint log."""
+        """Returns the progress in the log of the pass, or in a constraint log."""
         return self.logs.setdefault(log, Passed())
 
     @property
@@ -96,10 +96,10 @@ def note_scored(position: Position, query_time: np.ndarray) -> None:
 
 
 def open_window(begin: int) -> int:
-    """Examples of a window that the configuration leaves open, from how many the run has measured before it.
+    """Returns the number of examples of a window if the configuration leaves it open, by the examples before it.
 
-    From the first 50,000 on windows have 50,000. Those before them are in parts, so that a short log has a course over
-    time: of 64, and later of a sixteenth of what is before. The length of the log, which may grow, has no say.
+    After the first 50,000 examples, windows have 50,000. Earlier ones are smaller, so that a short log has several:
+    64, and later a sixteenth of the examples before. The length of the log, which may grow, does not matter.
     """
     left = FULL_WINDOW - begin
     if left <= 0:

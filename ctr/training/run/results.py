@@ -69,8 +69,8 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    ``failure``: why the run ends with an error; ``timing``, called at the end: empty where nothing was left to pass,
-    and the earlier stands.
+    ``failure``: why the run ends with an error; ``timing``, called at the end: empty if no row was left, which keeps
+    the earlier timing.
     """
     return run.workers.once(lambda: _write(run, failure, timing))
 
@@ -98,7 +98,7 @@ def warnings_of(run: Run) -> list[str]:
 def _result_hashes(run: Run) -> dict[str, str | None]:
     """Hashes the recorded logits in the order of the log, float32, and the state in the last checkpoint.
 
-    ``weights_sha256`` is of optimizers too; None where there is none.
+    ``weights_sha256`` includes optimizers' state; None without a checkpoint.
     """
     digest, parts, weights = hashlib.sha256(), prediction_parts(run.run_dir), None
     # A part ends where a checkpoint was written: the hash does not depend on that.

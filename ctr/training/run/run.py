@@ -50,7 +50,7 @@ _DUALS_SHOWN = 32
 def open_run(
     run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
 ) -> Iterator["Run"]:
-    """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
+    """Resumes a run from its newest checkpoint in ``run_dir``, or begins it; closes its files after the block.
 
     Raises InputError: another log.
     """
@@ -64,7 +64,7 @@ def open_run(
 
 
 class Run:
-    """A run. Of several workers all stand at the same place; the first one writes the files."""
+    """A run. Several workers are all at the same position; the first one writes the files."""
 
     def __init__(
         self, run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
@@ -174,9 +174,8 @@ class Run:
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``background`` finishes it.
 
-        One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
-        on the time or a signal: none that is due counts from it, so that a run comes to the same wherever such
-        checkpoints are written.
+        Waits for the previous checkpoint, and raises its error. A checkpoint that is not due (``is_due``), but caused
+        by time or a signal, does not shift the next one that is due: so such checkpoints do not change the results.
         """
         self.background.wait()
         if is_due:
@@ -426,7 +425,7 @@ class Run:
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Returns whether the run came past a multiple of ``export.every_examples``; left out while in doubt."""
+        """Returns whether the run has passed a multiple of ``export.every_examples``; False while in doubt."""
         exports = self.config.export
         if exports is None or self.is_in_doubt:
             return False

@@ -95,7 +95,7 @@ def pending_ids(
     singles: int,
     drawn: np.ndarray | None,
 ) -> PendingIds:
-    """Selects the ids that grow of U different keys, to which the occurrences of ids have ``positions``.
+    """Selects the growing ids among U distinct keys; ``positions`` are the keys of all occurrences.
 
     ``drawn``: whether an occurrence gets its id a slot at once.
     """
@@ -168,7 +168,7 @@ def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None
 
 
 class _Keys:
-    """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
+    """Keys of the ids of all features of a table: the row if it is fixed, else the fingerprint and the salt."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -312,7 +312,7 @@ class BatchPlans:
         return np.diff(np.searchsorted(self.pending.at, offsets_of(self.counts)))
 
     def with_rows(self, rows: np.ndarray) -> "BatchPlans":
-        """Gives the ids that grow their rows, int32 [G], which some of them may share."""
+        """Assigns rows, int32 [G], to the growing ids; several may share one."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -372,7 +372,7 @@ def plan_batches(
 def _distinct_of_batches(
     keys: np.ndarray, batch: np.ndarray, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct ones of N keys of each batch: positions of all [N], and of those found [D] keys and batch.
+    """Finds each batch's distinct keys: positions of all keys [N] among them, and their [D] values and batches.
 
     Batch after batch, each ``in_order`` of occurrence, or sorted.
     """

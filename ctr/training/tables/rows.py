@@ -23,7 +23,7 @@ class Rows:
     """Rows of all tables of a run that trains alone: all of them are here."""
 
     def __init__(self, owners: Sequence[Workers]) -> None:
-        """Takes for each table those who hold a part of it each."""
+        """``owners`` are, for each table, the workers that hold a part of it each."""
         self.owners = tuple(owners)
         self.divided = tuple(group.size > 1 for group in owners)
 
@@ -45,7 +45,7 @@ class Rows:
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Returns the rows that this part of a batch needs, float32 [., C], and plans that refer to these rows.
 
-        ``held``: of each of the first tables the distinct rows that are here, float32 [Q, C].
+        ``held``: for each of the first tables, the distinct rows that are here, float32 [Q, C].
         """
         return list(held), list(plans)
 
@@ -71,7 +71,7 @@ class DividedRows(Rows):
         return [table for table, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Gets the rows of divided tables that members ask each other for: float32 [W * P, C] come to this one."""
+        """Exchanges the rows of divided tables that members request; this one receives float32 [W * P, C]."""
         needed, views = list(held), list(plans)
         tables = self._tables(len(plans), divided=True)
         sent = [tf.gather(held[table], plans[table]["asked"]) for table in tables]

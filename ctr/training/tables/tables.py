@@ -46,7 +46,7 @@ class Gathered(NamedTuple):
 
 
 class NewRows(NamedTuple):
-    """Rows of a table that ids have just got."""
+    """Rows of a table that were just assigned to new ids."""
 
     table: int
     rows: np.ndarray  # int32 [N]
@@ -55,7 +55,7 @@ class NewRows(NamedTuple):
 
 
 class EmbeddingTables:
-    """Tables, maps of ids that grow, and the optimizer of all rows, of those who train together in a ``group``."""
+    """Tables, maps of growing ids, and the optimizer of all rows, divided over the workers of a ``group``."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts = layouts
@@ -104,9 +104,9 @@ class EmbeddingTables:
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
     ) -> tuple[dict[int, np.ndarray], list[NewRows]]:
-        """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
+        """Finds the rows of a batch's growing ids: by table, int32 [G], for ``TablePlan.pending``.
 
-        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returned are the rows that are used
+        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returns the rows that are used
         anew, which ``begin_rows`` must be called with before the batch is learned from.
         """
         pending = {
@@ -154,7 +154,7 @@ class EmbeddingTables:
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
-        """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
+        """Initializes the rows of newly admitted ids; doubles the slots if there are too few."""
         for number in dict.fromkeys(entry.table for entry in new):
             same = [entry for entry in new if entry.table == number]
             self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
@@ -258,7 +258,7 @@ class EmbeddingTables:
         )
 
     def lengths(self) -> dict[str, int]:
-        """Returns the whole length of each array whose entries are dealt out in turn, of which some are elsewhere."""
+        """Returns the whole length of each array whose entries are dealt to the workers in turn."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)

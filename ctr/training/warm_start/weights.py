@@ -270,8 +270,8 @@ def take_ramps(
 ) -> tuple[list[Line], dict[str, int]]:
     """Continues the ramps and schedules that both runs have, unless their weights or terms begin fresh.
 
-    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns lines, and
-    how many examples each of those that go on has had.
+    ``trained``: examples that the old run trained on; ``before``: those before it, by ramp. Returns lines, and the
+    number of examples so far of each ramp that continues.
     """
     taken = {line.part for line in lines if line.status == "taken"}
     kernels = [line.name for line in lines if (line.part, line.status) == ("weight", "taken")]
