@@ -78,7 +78,7 @@ def note(text: str) -> None:
 
 
 def print_stopped(text: str, status: int) -> None:
-    """Prints where the command was stopped; ``status``: with which it ends."""
+    """Prints where the command was stopped; ``status`` is its exit status."""
     report("stopped", text=text, status=status)
     say(text, text, logging.WARNING, exit_status=status)
 
@@ -151,7 +151,7 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows an activity other than learning at once; an empty word ends it."""
+        """Shows, without delay, an activity other than learning; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)
@@ -200,7 +200,7 @@ class ReportedBar:
 
 
 def training_bar(total: int | None) -> Bar | ReportedBar:
-    """Makes the bar of a training run, or the way to it."""
+    """Makes the progress bar of a training run; a worker reports to the process that has the bar."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
 
 

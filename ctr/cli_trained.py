@@ -137,7 +137,7 @@ def search(options: SearchOptions) -> None:
 def _checked(
     options: TriesOptions, check_folder: Callable[[Path], None], read: Callable[[Path, Texts], object]
 ) -> tuple[Path, Path]:
-    """Returns the file and the log, having refused what cannot begin and loaded TensorFlow."""
+    """Returns the file and the log once both are checked and TensorFlow is loaded."""
     from ctr.data.log import read_schema
 
     if options.file is None or options.log is None:

@@ -166,7 +166,7 @@ def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
 def draft_table(
     path: Path, table: TableFiles, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> Draft:
-    """Drafts the mapping of a table; InputError, after the columns that could be it were shown, without a label."""
+    """Drafts the mapping of a table. Without a label, shows the possible columns and raises InputError."""
     sample = read_sample(table)
     if options.label is not None:
         return draft_mapping(table, sample, options)

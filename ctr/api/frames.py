@@ -1,4 +1,4 @@
-"""Tables that come as frames of pandas, polars or Arrow, or as files: what of them ``ctr.evaluate`` reads."""
+"""Tables as frames of pandas, polars or Arrow, or as files, and the columns that ``ctr.evaluate`` reads."""
 
 import math
 import sys
@@ -37,7 +37,7 @@ Source: TypeAlias = Path | str | ArrowStream
 
 
 def arrow_table(frame: ArrowStream) -> pa.Table:
-    """Returns a frame's columns; the index of a frame of pandas is none of them."""
+    """Returns a frame's columns, without the index of a pandas frame."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(frame, pandas.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
@@ -188,7 +188,7 @@ def _require(where: str, wanted: Sequence[str], present: Sequence[str]) -> None:
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Returns a number for each row, int64 [N], and the values in the order of their numbers; null is one, too."""
+    """Returns the code of each row's value, int64 [N], and the values by code; null has a code, too."""
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.indices.cast(pa.int64()).to_numpy(), coded.dictionary.to_pylist()
 

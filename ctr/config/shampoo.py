@@ -34,7 +34,7 @@ class _ShampooKeys(ShampooOptions):
 
 
 def _shampoo_options(content: Any) -> Any:
-    """Completes a file's options by its preset's; without momentum there is no Nesterov form of it."""
+    """Completes a file's options with its preset's; ``nesterov`` is off by default without momentum."""
     if not isinstance(content, Mapping):
         return content
     values = dict(content)

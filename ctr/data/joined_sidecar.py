@@ -51,7 +51,7 @@ class _Partition:
 class JoinedSidecar:
     """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
 
-    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks something.
+    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks a column.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
 
 
 def _refuse_late(source: _Source, folder: Path, decided: Callable[[Manifest], bool]) -> None:
-    """Raises InputError where strata would change what ``folder`` has: a partition came before a decided one."""
+    """Raises InputError if a new partition precedes a decided one, whose stratified decisions would change."""
     if source.stratum is None:
         return
     late = None

@@ -24,7 +24,7 @@ _NOT_QUICK = re.compile(r"6[01]|^-")  # but for texts with the second 60 or 61, 
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of ``strptime`` as it is read."""
+    """Reader of the times of one ``strptime`` format."""
 
     formats: tuple[str, ...]  # for Python, tried one after another
     parts: re.Pattern[str] | None  # splits a text into the parts of the format; None where none touch

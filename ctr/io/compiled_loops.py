@@ -121,7 +121,7 @@ def _digest(machine: str, name: str, path: Path) -> str:
 
 
 def _link(store: Path, machine: str, folder: Path) -> None:
-    """Links the machine's loops that are whole into the folder, and removes the others, and folders of the dead."""
+    """Links the machine's loops that are whole into the folder, removes others, and dead processes' folders."""
     for left in store.glob("process-*"):
         with contextlib.suppress(OSError, PassingError), hold(left, f"{left}: in use"):
             shutil.rmtree(left)

@@ -173,12 +173,12 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
 
 
 def read_json_object(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
+    """Parses a file. Raises InputError: the file is missing (message ``absent``), or malformed."""
     return parse_json_object(read_bytes(path, absent), str(path))
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that the content was changed."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: missing (message ``absent``), or changed."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 

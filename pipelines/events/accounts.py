@@ -132,7 +132,7 @@ class RecentReports:
             self._events -= self._reports.popleft().events
 
     def check(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """Raises InputError for too many rejects, damaged files, or an absent column, of ``at_least`` so many events.
+        """Raises InputError for too many rejects, damaged files, or an absent column, if there are ``at_least`` events.
 
         When most of several units could not be read, the mapping or the disk is at fault.
         """

@@ -319,8 +319,8 @@ class _Job:
     def drained_clock(self) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
-        One that begins more than a year and the windows after what impressions and clicks have reached stays open: the
-        clocks of its few events are wrong, and a log that ends with it could not go on. A label may have no event for
+        A partition that begins more than a year, plus the windows, after the last impression or click stays open: its
+        few events have wrong clocks, and no later partition could be published after it. A label may be silent for
         longer.
         """
         reached = [self.arrived[kind] for kind in (IMPRESSIONS, CLICKS) if self.arrived[kind] >= 0]

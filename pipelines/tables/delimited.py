@@ -1,6 +1,6 @@
 """Reads csv and tsv files in chunks, every column as bytes; rejects lines with malformed quotes or fields.
 
-A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
+A repeated header, as in files concatenated by ``cat``, is rejected too, and counted separately.
 """
 
 import csv
@@ -42,7 +42,7 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 class _StrictQuotes:
     """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
 
-    So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    So a parser refuses that line, for too many or few fields, at its place. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
     within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
     record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
@@ -61,7 +61,7 @@ class _StrictQuotes:
         self._last = re.compile(rb"(?:%b%b)*+%b" % (value, comma, value))
 
     def check(self, data: bytes, final: bool) -> tuple[bytes, int]:
-        """Returns the checked records at the start of ``data``, and the number of bytes that they were."""
+        """Returns the checked records at the start of ``data``, and their number of bytes there."""
         pieces: list[bytes] = []
         passed = record = 0
         while (record := _end(self._records, data, record)) < len(data):

@@ -108,7 +108,7 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Column:
-    """A feature of the distinct values, and the index of each row's or list item's value among them."""
+    """A feature's ids of distinct values, and the index of each row's or list item's value among these."""
 
     values: IdColumn
     places: np.ndarray | None = None
