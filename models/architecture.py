@@ -24,7 +24,7 @@ class Tower(NamedTuple):
 
     Attributes:
         crosses: number of crosses.
-        cross_rank: of their products; 0 for full matrices.
+        cross_rank: rank of their products; 0 for full matrices.
         units: widths of the deep layers.
         ranks: ranks of the deep layers' bottlenecks, 0 for none.
         sources: for each deep layer, and last for the head, the layers that it reads beside the previous one: 0 for the
@@ -61,15 +61,15 @@ class Architecture:
 
     Attributes:
         cross_layers: number of crosses; 0 for none.
-        cross_rank: of their products; 0 for full matrices.
+        cross_rank: rank of their products; 0 for full matrices.
         deep_units: widths of the deep layers.
-        deep_ranks: of their bottlenecks, 0 for none; empty for none at all.
+        deep_ranks: ranks of their bottlenecks, 0 for none; empty for none at all.
         activation: its name, for ``ctr.models.activations.make_activation``.
         smelu_beta: beta of SmeLU.
         prior: the initial predicted click probability.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
-        components: of the ensemble; 1: no ensemble.
+        components: number of components of the ensemble; 1: no ensemble.
         factors: None: the plain model.
         linear: whether the linear weights are added to the logit.
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
@@ -130,7 +130,7 @@ class Architecture:
         return Tower(crosses, self.cross_rank, units, ranks or (0,) * len(units), sources)
 
     def by_component(self, weights: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """Returns the weights of each component by the names that they have in a model of one."""
+        """Returns the weights of each component by their names in a model with one component."""
         return [
             {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
             for prefix in self.prefixes

@@ -35,7 +35,7 @@ def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tie_to_graph(result: tf.Tensor) -> None:
-    """Lets the gradient of a result live as long as the result's graph."""
+    """Keeps the gradient function of a result alive as long as the result's graph."""
     registered = gradient_registry._registry  # There is no public way to take one out.
     name = result.op.get_attr("_gradient_op_type").decode()
     graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Pooling of a feature's values by attention: the embeddings of a row's list as one, seen from the row's own item.
+"""Pooling by attention: combines the embeddings of a row's list, weighted by their similarity to the row's item.
 
 After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that add up to less than 1,
 so that a list without anything alike, or an empty one, gives little or nothing::

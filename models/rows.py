@@ -217,7 +217,7 @@ def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
+    """Adds a layout without rows for each attention-pooled feature's product with its target."""
     products = [
         _without_rows(f"{pooled.name}*{pooled.of}", layout.tower, pooled.width)
         for layout in layouts

@@ -229,7 +229,7 @@ class LogitCurvature(NamedTuple):
 
 
 def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor) -> LogitCurvature:
-    """Computes the curvature of the terms of one component but constraints and anti-distillation, which bend both ways.
+    """Computes the curvature of a component's terms, except constraints and anti-distillation, which are not convex.
 
     Args:
         logit: float32 [B], the component's.
@@ -286,7 +286,7 @@ def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
 
 
 def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
-    """Zeroes a term that all workers compute for the whole batch, but on the first one; its gradient stays."""
+    """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
     if workers.size == 1:
         return term
     share = term if workers.is_chief else tf.zeros_like(term)

@@ -71,7 +71,7 @@ class Shape:
     factor_width: int = 0
 
     def within(self, largest: "Shape") -> "Shape":
-        """Leaves out the layers that the largest network does not have, either."""
+        """Leaves out the layers that even the largest network lacks."""
 
         def present(values: tuple[int, ...], widths: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(value for value, width in zip(values, widths, strict=True) if width)

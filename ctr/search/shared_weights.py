@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def drawn(self) -> int:
-        """Number of candidates drawn to learn from a batch; several of the same would only round otherwise."""
+        """Number of candidates drawn to learn from a batch; 1 if there is only one candidate."""
         return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
@@ -77,7 +77,7 @@ class Plan:
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Shape:
-        """Returns a candidate by the layers of the largest network, without layers that no candidate has."""
+        """Returns a candidate's shape, without the layers that even the largest network lacks."""
         shape, largest = (self.space.shape(self.base, chosen) for chosen in (choice, self.space.largest))
         return shape.within(largest)
 
@@ -165,7 +165,7 @@ class SharedStep(CompiledStep):
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step by the mean of candidates' gradients, without the controller; the first scores."""
+        """Makes a step with the mean of candidates' gradients; returns the first one's scores. No controller step."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 

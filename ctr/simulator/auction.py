@@ -140,8 +140,8 @@ def run_auction(
     """Ranks by bid times the prediction for the first place, prices by the second price.
 
     From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
-    reserve; the first that is not ends the page. A click costs what would just have kept the rank, and no less than
-    what would just have been worth the place. Randomized queries show a random number of ads in random order.
+    reserve; the first that is not ends the page. A click costs the lowest bid that would have kept the rank and reached
+    the reserve at the place. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]

@@ -209,7 +209,7 @@ class Queries:
     """Q queries in the order of the log."""
 
     number: np.ndarray  # [Q], of the day
-    time_us: np.ndarray  # [Q], rising
+    time_us: np.ndarray  # [Q], ascending
     user: np.ndarray
     device: np.ndarray
     topic: np.ndarray  # [Q], which the log does not show

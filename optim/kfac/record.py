@@ -234,7 +234,7 @@ def _is_keras(layer: Any, *names: str) -> bool:
 
 
 def has_matrix(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own dense one, or its convolution of images as it is taken here."""
+    """Returns whether a layer is Keras' own dense one, or a convolution of images that is supported here."""
     if _is_keras(layer, "Conv2D"):
         return layer.groups == 1 and layer.data_format == "channels_last" and layer.padding != "causal"
     return _is_keras(layer, "Dense")

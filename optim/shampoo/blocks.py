@@ -197,7 +197,7 @@ def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool
 def multiply_axes(
     blocks: tf.Tensor, axes: Sequence[int], matrices: Sequence[tf.Tensor], transposed: bool = False
 ) -> tf.Tensor:
-    """Computes A G B^T, and its like, of blocks [N, *block] by matrices [N, d, d] of ``axes``, or A^T G B."""
+    """Multiplies blocks [N, *block] by matrices [N, d, d] along ``axes``, as in A G B^T, or transposed, A^T G B."""
     for axis, matrix in zip(axes, matrices, strict=True):
         blocks = multiply(blocks, axis, matrix, transposed)
     return blocks

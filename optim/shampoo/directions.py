@@ -137,7 +137,7 @@ class Eigenbases:
         return self._turn(corrected, into=False), averages
 
     def _turn(self, stacked: Sequence[tf.Tensor], into: bool) -> list[tf.Tensor]:
-        """Computes U^T G V, and its like, of blocks, or the inverse, U G V^T."""
+        """Turns blocks into the bases, as in U^T G V, or back, as in U G V^T."""
         layout = self.blocks.local
         return [
             multiply_axes(blocks, stack.axes, [self.bases[factor] for factor in factors], transposed=into)

@@ -43,7 +43,7 @@ class ArmTable(NamedTuple):
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """Returns the tables of which anything is known."""
+    """Returns the tables that have any numbers."""
     tables = []
     scored = " ".join(
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
