@@ -64,18 +64,18 @@ class Architecture:
         cross_rank: rank of their products; 0 for full matrices.
         deep_units: widths of the deep layers.
         deep_ranks: ranks of their bottlenecks, 0 for none; empty for none at all.
-        activation: its name, for ``ctr.models.activations.make_activation``.
+        activation: name of the activation, for ``ctr.models.activations.make_activation``.
         smelu_beta: beta of SmeLU.
         prior: the initial predicted click probability.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: number of components of the ensemble; 1: no ensemble.
-        factors: None: the plain model.
+        factors: the factorization; None: the plain model.
         linear: whether the linear weights are added to the logit.
-        sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
+        sources: sources of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
-        network: in place of crosses and deep layers, of which there is one then, of the width of its output.
-        labels: names of further labels, each with an output of its own that reads what the network's reads.
+        network: a network in place of the layers; ``deep_units`` then has one entry, the width of its output.
+        labels: names of further labels, each with its own output on the same last layer.
     """
 
     cross_layers: int

@@ -30,8 +30,8 @@ def pool(
 ) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
     """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
 
-    ``looked_up`` is what ``ctr.models.embeddings.look_up`` gives of each table, of one copy, by ``rows``, ``plans`` and
-    ``gradient_by_products``. Returns what ``tower_inputs`` takes there, with the layouts ``with_products``.
+    ``looked_up`` is the result of ``ctr.models.embeddings.look_up`` for each table, of one copy, by ``rows``, ``plans``
+    and ``gradient_by_products``. Returns the arguments of ``tower_inputs``, with the layouts ``with_products``.
     """
     # Linear weights beside the model have tables of their own, of width 0.
     singles = {

@@ -16,7 +16,7 @@ class RowCurvature(NamedTuple):
 
     Attributes:
         curvature: float32 [U], the second derivative of the loss by the row's linear weight.
-        groups: int32 [U], the number of its feature in ``TableLayout.features``; -1 where nothing refers to it.
+        groups: int32 [U], the index of the row's feature in ``TableLayout.features``; -1 for padding.
     """
 
     curvature: tf.Tensor

@@ -44,7 +44,7 @@ from ctr.training.run.snapshot import Snapshot, read_snapshot
 def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
     """Returns the ids of N rows of a log by feature: int32 or int64 [N], of multivalent features ragged [N, None].
 
-    ``schema``: the log's, or a model's (``RecommendersModel.schema``); then queries are whole (``add_query_size``).
+    ``schema``: the log's, or a model's (``RecommendersModel.schema``), for whole queries (``add_query_size``).
     """
     rows = add_query_size(rows, schema)
     single = {name: tf.constant(rows.ids[:, column]) for column, name in enumerate(schema.single_valued)}

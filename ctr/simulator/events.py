@@ -129,7 +129,7 @@ def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[i
 
 
 def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
-    """Uniform, [rows, each]. The first rows are the same however many there are, so a cut log has the same events."""
+    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, so a cut log agrees."""
     return random_stream(*numbers).random((rows, each))
 
 

@@ -458,8 +458,8 @@ class TrainConfig(StrictModel):
             before: as in ``ramps_at``, by the names ``rate_embeddings``, ``rate_dense`` and ``rate_duals``.
 
         Returns:
-            ``dense``: the learning rate of dense weights; ``embeddings``, ``duals``: the factor of those of embeddings
-            and linear weights, which have several, and of the duals of bias constraints, their ramp included.
+            ``dense``: the learning rate of dense weights; ``embeddings``: a factor of the learning rates of embeddings
+            and linear weights; ``duals``: a factor of the rates of bias constraints' duals, their ramp included.
         """
         return {group: rate for group, (rate,) in self.rates_of([examples], before).items()}
 

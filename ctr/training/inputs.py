@@ -167,7 +167,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
 
 
 def batch_size(inputs: Inputs) -> BatchSize:
-    """Rows that the batches of the run's log have: a function of the position alone, however it is read."""
+    """Returns the rows of the batches of the run's log: a function of the position alone."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
     return batch.sizes(skipped)

@@ -86,13 +86,13 @@ class Scores(NamedTuple):
 class Step:
     """The functions of tensors by which a run scores its batches and learns from them.
 
-    The arguments of all: ``targets`` of the batch's rows (``ctr.objective.targets``), for each table its ``plans``, and
-    what ramps and learning rates have reached, float32 scalars.
+    All take: ``targets`` of the batch's rows (``ctr.objective.targets``), ``plans`` for each table, and the present
+    values of ramps and learning rates, float32 scalars.
 
     Attributes:
         state: the variables that ``learn`` changes.
-        objective: of the run.
-        parts: of the model; it learns by the mean of their gradients, and the first one scores.
+        objective: the objective of the run.
+        parts: parts of the model; it learns by the mean of their gradients, and the first one scores.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """

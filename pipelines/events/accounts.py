@@ -53,8 +53,8 @@ class UnitReport:
 def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
     """Returns the arrival that each kind of ``before`` has reached with some more files, -1 before the first event.
 
-    A file of few events that jumps by more than a year moves nothing: its clock is wrong. So that it does not matter
-    which of them are read at a time, files count in the order of their names.
+    A file of few events that jumps by more than a year is ignored, as its clock is wrong. Files count in the order of
+    their names, so the result does not depend on how many are read at a time.
     """
     arrived = dict(before)
     for report in sorted(reports, key=lambda report: natural_order(report.name)):

@@ -82,10 +82,10 @@ EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wr
 
 
 def with_queries(tables: Iterable[pa.Table], gap_us: int | None, arrival: Path) -> Iterator[pa.Table]:
-    """Yields the rows in order, once all have come, with their queries; the group becomes a column of its own.
+    """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
 
-    The tables are under ``spill_schema``, with groups for query ids and rows' own times for query times. They wait in
-    the file ``arrival``.
+    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are stored
+    in the file ``arrival`` meanwhile.
     """
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     writer = None

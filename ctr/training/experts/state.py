@@ -35,12 +35,12 @@ class ExpertState:
     """Variables that combine the experts of a run.
 
     Attributes:
-        experts: all of them.
-        weights: by the names of ``Experts.initial``.
-        biases: for each expert the steps of its bias, or of each component's; of a network that is alone, and of one
-            that is factorized, none: its bias learns as its other weights do.
-        combiners: the steps of what combines all experts, and those without pairs.
-        gain: float64 [2], of the rows that a decision is made by: what pairs have saved, of which loss.
+        experts: all experts of the model.
+        weights: the weights that combine experts, by the names of ``Experts.initial``.
+        biases: for each expert the Newton steps of its bias, or of each component's; none for a network that is alone
+            or factorized, whose bias learns like its other weights.
+        combiners: the Newton steps of the combination of all experts, and of all without pairs.
+        gain: float64 [2], over the rows that decide on pairs: the loss that pairs have saved, and the loss itself.
     """
 
     def __init__(self, experts: Experts, network: Mapping[str, tf.Variable]) -> None:

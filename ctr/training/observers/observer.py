@@ -83,7 +83,7 @@ class Observer:
         """Called after each batch, in the order of the log."""
 
     def window(self, line: dict[str, Any]) -> None:
-        """Called at the end of a window, with its line of metrics.jsonl; adds its measurements."""
+        """Called at the end of a window with its line of metrics.jsonl; adds the observer's measurements."""
 
     def checkpoint(self) -> Arrays:
         """Completes the files up to the run's position; returns the observer's state, equal bits in equal runs."""

@@ -373,7 +373,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects a state's arrays, or any values by array, from a checkpoint's, by their names in the state."""
+    """Selects the state's arrays among a checkpoint's, or other values by array; returns them by name in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

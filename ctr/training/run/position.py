@@ -141,9 +141,9 @@ def set_aside_summary(position: Position) -> dict[str, Any]:
 
 
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
-    """Raises InputError if more than the allowed share of a log's rows is faulty; ``""`` names the training log.
+    """Raises InputError if too many rows of a log are faulty, or set aside; ``""`` names the training log.
 
-    A single query that is set aside never stops a run, however large it is.
+    ``allowed`` is the share of faulty rows. The largest query that is set aside does not count.
     """
     for name, passed in position.logs.items():
         others = passed.set_aside_rows - max((query[-1] for query in passed.set_aside), default=0)

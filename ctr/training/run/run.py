@@ -397,7 +397,7 @@ class Run:
         )
 
     def pass_until(self, examples: int) -> None:
-        """Notes that no row before this position is left, also where the last ones were not to be read."""
+        """Notes that all rows before this position are processed, also trailing ones outside the time range."""
         self.position.of().rows = examples
         if not self.config.label_delay:
             self.position.learned = examples

@@ -51,7 +51,7 @@ class Side:
         return self.config.table_layouts(self.schema)
 
     def features(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
-        """Returns the table of each feature with ids, its first row there, and its rows."""
+        """Returns, for each feature with ids, its table, its first row there, and its layout."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
