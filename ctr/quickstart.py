@@ -40,11 +40,11 @@ class Record(StrictModel):
 
     input: str  # the table, as an absolute path
     files: dict[str, int]  # sizes in bytes
-    options: dict[str, Any]  # those that were given
-    columns: tuple[dict[str, str], ...]  # what each becomes, and why, as it was shown
+    options: dict[str, Any]  # the options that were given
+    columns: tuple[dict[str, str], ...]  # the shown use of each column, with the reason
     strongest: tuple[tuple[str, float], ...] = ()  # see ``strongest_columns``
     mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
-    ingested: dict[str, Any] | None = None  # what the ingest counted; null until it is complete
+    ingested: dict[str, Any] | None = None  # counts of the ingest; null until it is complete
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,10 +43,10 @@ class Factors:
     """The factorization of a model, p = tau(Q . U).
 
     Attributes:
-        width: of the learned part of Q and U.
+        width: width of the learned part of Q and U.
         ui_units: widths of the UI tower's hidden layers.
-        pieces: of a piecewise-linear transfer function; 0: a sigmoid with scale and bias.
-        reach: its joints are evenly spaced over [-reach, reach].
+        pieces: number of pieces of the piecewise-linear transfer function; 0: a sigmoid with scale and bias.
+        reach: the joints of the pieces are evenly spaced over [-reach, reach].
     """
 
     width: int

@@ -65,7 +65,7 @@ def forward(
 
     Args:
         weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.
-        inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
+        inputs: inputs of each tower of a factorized model, otherwise of ``quality`` alone.
         alpha2: float32 scalar in [0, 1].
         compiled: see ``ctr.models.dcn.hidden_layers``.
     """
@@ -170,7 +170,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     start increasing, with tau(0) = prior.
 
     Args:
-        weights: of the component.
+        weights: weights of the component.
     """
     if not factors.pieces:
         return weights["transfer_scale"] * s + weights["transfer_bias"]

@@ -257,7 +257,7 @@ def tower_inputs(
 
     Args:
         looked_up: for each table the entries of the rows.
-        layouts: of these tables, which may all belong to one tower.
+        layouts: layouts of these tables, which may all belong to one tower.
         factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:

@@ -21,7 +21,7 @@ class _ShampooKeys(ShampooOptions):
     """Options of Shampoo in a file.
 
     Attributes:
-        preset: what the others start from.
+        preset: the preset whose values the other keys override.
     """
 
     preset: Literal["ff", "pso", "pt"] | None = None

@@ -102,7 +102,7 @@ class EventSampling(StrictModel):
 
     Attributes:
         name: the name of the sampling.
-        rule: what to keep.
+        rule: the rule by which examples are kept.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")

@@ -62,9 +62,9 @@ class ShownSliceConfig(StrictModel):
     """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
     Attributes:
-        title: its name in the tables; empty: a description of the slice.
+        title: the slice's name in the tables; empty: a description of the slice.
         family: the name of its family.
-        index: its number in the family, see ``ctr.objective.bias_constraints``.
+        index: the slice's number in the family, see ``ctr.objective.bias_constraints``.
     """
 
     title: str = ""

@@ -31,7 +31,7 @@ class Options:
     """Execution options of an experiment or a search, which do not change its runs.
 
     Attributes:
-        command: what repeats it.
+        command: the command that repeats it.
         workers: how many runs are trained side by side; None: one for each processor.
         beam_options: options of another Beam runner, whose workers see the log and the output folder under the
             same paths.

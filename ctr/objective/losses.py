@@ -34,11 +34,11 @@ class BatchObjective(NamedTuple):
     """The objective of a batch, but for the logits.
 
     Attributes:
-        targets: of ``ctr.objective.targets.make_targets``.
-        ramps: by term, scalars.
-        duals: by family of slices lambda_k, float32 [slices].
-        slices: by family each row's slice, int32 [B] (``slices_of``).
-        workers: those that divide the batch.
+        targets: the result of ``ctr.objective.targets.make_targets``.
+        ramps: values of the ramps, by term, scalars.
+        duals: lambda_k of each family of slices, float32 [slices].
+        slices: each row's slice, by family, int32 [B] (``slices_of``).
+        workers: the workers that divide the batch.
     """
 
     config: ObjectiveConfig
@@ -141,7 +141,7 @@ def loss_and_terms(
 
     Args:
         prediction: float32 [B], the logit.
-        scores: of the components that predict it.
+        scores: scores of the components of the prediction.
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
             labels.
     """

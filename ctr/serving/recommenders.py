@@ -72,10 +72,10 @@ class RecommendersModel(tfrs.Model):
     Attributes:
         schema: the features of the model.
         tables: the embedding tables with their linear weights, float32 [rows, width + 1].
-        crosses: of ``tfrs.layers.dcn.Cross``.
+        crosses: the ``tfrs.layers.dcn.Cross`` layers.
         deep: the deep layers, one ``tf.keras.Sequential`` each: with a bottleneck of two ``Dense``, else of one.
         head: ``Dense`` of one unit without a bias.
-        bias: of the output.
+        bias: bias of the output.
 
     Raises:
         InputError: a factorized model, an ensemble, linear weights alone, or attention.

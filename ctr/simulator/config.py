@@ -25,7 +25,7 @@ class InterestsConfig(StrictModel):
         themes: the number of themes of ads.
         at_once: the number of interests that a user has at a time, each in a theme; two may be in the same one.
         lasting: the mean time until an interest moves to a theme that is drawn anew.
-        strength: what is added to the logit of a click where the ad's theme is among the user's interests.
+        strength: the amount added to the logit of a click where the ad's theme is among the user's interests.
     """
 
     themes: int = Field(default=20, ge=2, le=10_000)

@@ -131,7 +131,7 @@ class Ads:
     topic: np.ndarray
     words: np.ndarray
     taste: np.ndarray  # [A, TASTE_SIZE], what kind of user and query it suits
-    bid: np.ndarray  # what its advertiser offers for a click
+    bid: np.ndarray  # the advertiser's bid for a click
     born: np.ndarray  # the day from which it is there, negative where before the first one
     gone: np.ndarray  # the first day on which it is there no more
     richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material

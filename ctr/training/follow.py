@@ -84,7 +84,7 @@ class Followed:
     position: int  # rows of the log that it has passed
     waiting: int  # published rows that wait for more, or, after a stop, to be passed
     awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
-    init_from: dict[str, Any] | None = None  # of a run that was begun from another one, init_from.json
+    init_from: dict[str, Any] | None = None  # content of init_from.json, if the run was warm-started
 
     def as_text(self) -> str:
         text = (
@@ -183,7 +183,7 @@ def follow(
     Args:
         progress: called after every batch and every poll with the position in the log, how far that is behind and
             the metrics of the pass so far.
-        process: its ``stop`` is also asked ten times a second when there is nothing to do.
+        process: the process; ``stop`` is also called ten times a second while nothing is to be trained.
 
     Raises:
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.

@@ -41,7 +41,7 @@ class Process:
     """The process that trains.
 
     Attributes:
-        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
+        workers: the workers of a run, all of which do the same with its sessions; the first one writes the
             files and calls what is to be called.
         stop: asked after each batch why to stop; None: it goes on.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
@@ -174,7 +174,7 @@ def open_session(
 class Advance(NamedTuple):
     """Result of an ``advance``."""
 
-    rows: int  # of the log that it passed, also faulty ones
+    rows: int  # rows of the log that were processed, also faulty ones
     waiting: int  # published rows from the first one on that something is still to be done with
 
 

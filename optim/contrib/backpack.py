@@ -72,11 +72,11 @@ def statistics_of(
     Args:
         model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
             are run as in prediction; ``kfra`` is defined for Sequential ones alone.
-        loss: its name; cross-entropies take logits, so that the model's last layer has no sigmoid or softmax.
+        loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
-        quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
+        quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.
         samples: M of ``ggn_mc`` and ``kfac``.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.

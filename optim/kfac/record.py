@@ -46,9 +46,9 @@ class Recording(NamedTuple):
 
     Attributes:
         outputs: [B, C].
-        products: in the order of execution.
+        products: the products in the order of execution.
         values: the outputs of each module of the model, in the same order; products and activations are modules.
-        tape: of all that depends on the products.
+        tape: gradient tape of all that depends on the products.
     """
 
     outputs: tf.Tensor
@@ -68,7 +68,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
 
     Args:
         model: Sequential or Functional, of layers that ``refuse_layers`` lets pass.
-        inputs: of its shape.
+        inputs: inputs of the model's shape.
         in_training: whether batch normalizations use the moments of the batch; their averages stay as they are.
 
     Raises:

@@ -51,8 +51,8 @@ def ranks_of(
     A pure function: all devices compute the same without communication.
 
     Args:
-        costs: of each block, in any unit.
-        elements: of each block, which replicas send each other; they decide between equal costs.
+        costs: cost of each block, in any unit.
+        elements: number of each block's elements, which replicas exchange; it decides between equal costs.
         mesh: the devices.
         cells: the stage and the shard that have each block.
 

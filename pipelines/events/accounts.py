@@ -35,7 +35,7 @@ class UnitReport:
     good: int = 0
     late: int = 0
     last_arrival: int = -1  # the last arrival that moves the clock; -1 without good events
-    absent: list[str] | None = None  # of lines of JSON: columns of the mapping that none has; None: unknown
+    absent: list[str] | None = None  # of JSON lines: columns of the mapping that no line has; None: unknown
     unused: list[str] = field(default_factory=list)  # some of their other keys, where any is absent
     rejected: int = 0
     rejects: list[Reject] = field(default_factory=list)  # the first of them

@@ -162,7 +162,7 @@ class ReadSoFar:
     """Files read of a kind whose new files always sort after the older ones."""
 
     last: str = ""  # the name of the last file; empty before the first
-    files: int = 0  # how many there were up to that name when it was read
+    files: int = 0  # number of files up to that name when it was read
     arrival: int = 0  # the latest, in microseconds; 0 before the first
     # When the last file was written, before the first when the job began; seconds since 1970.
     written: float = 0.0

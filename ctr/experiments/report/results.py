@@ -41,7 +41,7 @@ class Experiment:
     arms: Mapping[str, MeasuredArm]  # in the order of the plan
     costs: Costs
     late_from: int | None  # query time, microseconds, of the last half; None without predictions
-    missing: list[str]  # what is not there or was not compared, with reasons
+    missing: list[str]  # missing runs and skipped comparisons, with reasons
 
     def as_json(self) -> str:
         """Returns everything as JSON; null where undefined."""

@@ -70,7 +70,7 @@ class Experts:
         """Computes the scores of each expert for B rows; see ``ctr.models.click_model.forward``.
 
         Args:
-            inputs: of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
+            inputs: inputs of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
         """
         scores: dict[str, Scores] = {}
         for name in self.names:

@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
         learned: float32 scalar, of which the weights' gradients are taken: the sum of the experts' own losses.
         unranked: the same without the rank loss.
         curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvatures``, float32 [B].
-        steps: of the biases and of what combines experts.
+        steps: Newton steps of the biases and of the combination of experts.
         gain: float32 [2], what the batch adds to ``ExpertState.gain``; None where no pairs learn.
     """
 
@@ -71,8 +71,8 @@ def lesson_of(
     """Computes the experts' losses, curvatures and calibration steps for a batch.
 
     Args:
-        experts: those that learn.
-        scores: of each of them.
+        experts: the experts that learn.
+        scores: scores of each of these experts.
         prediction: float32 [B].
     """
     logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}

@@ -59,7 +59,7 @@ class Occupants:
     last_seen: np.ndarray  # int64 [N]
     uses: np.ndarray  # int64 [N], occurrences since then
     frequency: np.ndarray  # float64 [N], the same, where each counts half after each half-life
-    time_us: int  # for which frequencies hold
+    time_us: int  # the time of the frequencies
 
     def of_feature(self, feature: int) -> "Occupants":
         selected, arrays = self.features == feature, {**vars(self)}
@@ -72,7 +72,7 @@ class FeatureCounters:
     """Counters of one feature's ids since the map began."""
 
     occupancy: int  # ids that have a slot now
-    capacity: int  # how many may have one
+    capacity: int  # maximum number of ids with a slot
     admitted: int  # ids that got a slot, each time counted; without those of a warm start
     evicted: int  # ids that lost their slot
     refused: int  # occurrences of ids that stayed on a shared row because the feature was full

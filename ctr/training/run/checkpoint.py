@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
     rank: int
     size: int
-    parts: Mapping[str, Part]  # by the names of arrays; those that all workers have are not there
+    parts: Mapping[str, Part]  # by the names of arrays, without the arrays that all workers have
     nbytes: int  # of the arrays of all workers
     patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
     attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left

@@ -26,7 +26,7 @@ MOST_SET_ASIDE = 0.1
 class Passed:
     """Progress of a run in one log, and the rows that it could not use."""
 
-    rows: int = 0  # of the log that are behind it, rejects included
+    rows: int = 0  # rows of the log that are processed, rejects included
     until: list[int] | None = None  # time and query id of the last of them
     read: int = 0  # good and faulty rows that were read
     rejected: int = 0  # faulty rows
@@ -43,12 +43,12 @@ class Position:
     # Rows of the log that it has learned from, or left out; fewer than were scored only under a label delay.
     learned: int = 0
     learned_until: list[int] | None = None  # time and query id of the last of them
-    batches: int = 0  # that were scored
+    batches: int = 0  # scored batches
     scored_rows: int = 0  # good rows that were scored
     window_from: int = 0  # the same where the window began that it is in
     window_times: list[int] = field(default_factory=lambda: [0, 0])  # of the window's first and last row
     trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
-    trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
+    trained_rows: int = 0  # rows with a train weight above 0 whose step changed the weights
     skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
     skipped_rows: int = 0  # good rows of the log in such steps
     skipped_ranges: list[list[int]] = field(default_factory=list)  # rows [begin, end) of the first such steps

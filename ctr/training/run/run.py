@@ -81,7 +81,7 @@ class Run:
         # One line a window, and rows that could not be used.
         self.metrics: GrowingFile | Unwritten = Unwritten()
         self.rejects: GrowingFile | Unwritten = Unwritten()
-        self.background = Background("run-files")  # what fails there is raised by its next call
+        self.background = Background("run-files")  # its next call raises the error of a failed job
         self._is_closing = threading.Event()
         self._note_saved()
 

@@ -50,7 +50,7 @@ class Snapshot:
     tables: Sequence[tf.Variable]
     # By layout with growing ids: keys of the rows after the fixed ones, ascending, and ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
-    ids: Mapping[str, int]  # by feature whose ids grow the number of those that have a row
+    ids: Mapping[str, int]  # number of ids with a row, by feature with growing ids
     experts: Experts
     # Those of ``ctr.models.initial_weights`` and ``Experts.initial`` by name, float32, without those that only training
     # uses.

@@ -26,7 +26,7 @@ class TablePlan:
     segments: np.ndarray  # int32 [V], non-decreasing, ``row * M + feature``; B * M for padding
     distinct_count: int  # entries of ``distinct`` before the padding
     pending: "PendingIds | None" = None  # until ``assign_rows``
-    capacity: int | None = None  # what ``distinct`` is padded to, U; None: one of few sizes
+    capacity: int | None = None  # size that ``distinct`` is padded to, U; None: one of few sizes
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ _FIRST_SLOTS = 1024
 class Gathered(NamedTuple):
     """Rows that a step has read of all tables."""
 
-    plans: Sequence[Plan]  # of the batch, of what is here of each table
+    plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
-    state: list[Any]  # what the optimizer keeps of these rows
+    state: list[Any]  # the optimizer's state of these rows
     # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
@@ -68,7 +68,7 @@ class EmbeddingTables:
             create_table(layout, self._init_scale, self._seed, *self.rows.part(number))
             for number, layout in enumerate(layouts)
         ]
-        self._counts = [layout.rows for layout in layouts]  # with those that are elsewhere
+        self._counts = [layout.rows for layout in layouts]  # rows on all workers
         self.id_maps = make_id_maps(layouts, config.ids, group)
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
