@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return shell_complete(make_commands(), {}, "ctr", _COMPLETE, os.environ[_COMPLETE])
     if words[:1] in ([], ["help"]):
         words = [*words[1:], "--help"]
-    # Known before the rest is read: usage errors have this form, too.
+    # Needed before the options are parsed: usage errors have this form, too.
     is_lines = f"--log-format={JSON}" in words or ("--log-format", JSON) in itertools.pairwise(words)
     context = None
     with log_format(JSON if is_lines else TEXT):
@@ -189,7 +189,7 @@ def completion(
     assert kind is not None
     script = kind(make_commands(), {}, "ctr", _COMPLETE).source()
     if shell == "bash":
-        # No space behind a key, whose value follows.
+        # No space after a key, since its value follows.
         script = script.replace(
             "return 0", "if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace; fi\n    return 0"
         )

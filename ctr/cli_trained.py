@@ -163,7 +163,7 @@ def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Outcome
     if failures:
         causes = joined([f"{name}: {failure.error}" for name, failure in failures.items()])
         text, hint = f"{len(failures)} failed: {causes}", "rerun the same command to try again"
-        # What may pass in one of them is worth another try.
+        # If any of them may pass, a retry makes sense.
         raise InputError(text, hint).ending_with(max(failure.status for failure in failures.values()))
 
 

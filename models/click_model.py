@@ -183,7 +183,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
         outside = tf.stop_gradient(tf.minimum(tf.maximum(s, lower), upper))
         return tf.where((s >= lower) & (s < upper), s, outside)
 
-    # The length of the way from 0 to s in each piece.
+    # The part of the interval from 0 to s in each piece.
     lengths = clip(s[:, tf.newaxis]) - clip(tf.constant(0.0))
     return tf.linalg.matvec(lengths, tf.nn.softplus(weights["transfer_slopes"])) + weights["transfer_bias"]
 

@@ -70,7 +70,7 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_seeds(layout, copy, seed))
         for begin in range(0, layout.rows, _PIECE):
             rows = min(_PIECE, layout.rows - begin)
-            # What ``tf.random.stateless_normal`` draws: each count of Philox gives four numbers.
+            # The draws of ``tf.random.stateless_normal``: each count of Philox gives four numbers.
             drawn = tf.raw_ops.StatelessRandomNormalV2(
                 shape=[rows, layout.width],
                 key=key,

@@ -63,7 +63,7 @@ def next_statistics(
 
     previous = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
     has_first = tf.reduce_any(young & tf.reduce_any(counted, axis=0))
-    # Chips exchange nothing within a branch.
+    # Accelerators cannot communicate inside a branch.
     judged = tf.cond(has_first, judge, lambda: previous) if workers == 1 else judge()
     statistics, far, first, center, reach = (
         tf.where(young, *pair) for pair in zip(judged, previous, strict=True)

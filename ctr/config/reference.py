@@ -31,7 +31,7 @@ def key_rows(model: type, under: str = "", what: str = "") -> list[dict[str, Any
     """
     rows: dict[str, dict[str, Any]] = {}
     for row in _walk(key_tree(model), {}, ""):
-        # Models to choose from share keys.
+        # Alternative models of a choice share keys.
         rows.setdefault(row["key"], row)
     if not under:
         return [*rows.values()]

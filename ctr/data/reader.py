@@ -124,7 +124,7 @@ def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
         part = slice(begin, begin + _ROWS_AT_ONCE)
         # As an unsigned number a negative id exceeds any number of buckets.
         beyond = ids[part].view(unsigned) >= buckets
-        # To bring cells together by rows costs five times what the comparison does, and seldom is there any.
+        # Reducing cells by rows costs five times as much as the comparison, and is seldom needed.
         if beyond.any():
             outside[part] = (beyond & bounded).any(axis=1)
     return outside

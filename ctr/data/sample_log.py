@@ -344,7 +344,7 @@ def write_sampled_log(
         faulty = result.faulty
         parts = [_kept_rows(shard) for shard in _decided_shards(source, manifest, result)]
         kept = pa.concat_tables([shard_schema(schema).empty_table(), *parts])
-        # Of a log that was itself sampled, the rows before all sampling stay on record.
+        # For a log that was itself sampled, the counts before all sampling stay recorded.
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
         times = manifest.start, manifest.end

@@ -54,7 +54,7 @@ def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outco
                 name.removeprefix("teacher "): cost["train_flops"] for name, cost in of_teachers.items()
             },
             **measured,
-            # What failed is tried again.
+            # Failures are tried again.
             "configs": {} if failures else measured["configs"],
         }
     for name, cost in costs["arms"].items():

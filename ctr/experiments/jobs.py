@@ -147,7 +147,7 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
 
     begun, waiting = set[Job](), list(jobs)
     with ThreadPoolExecutor(1) as pool:
-        # Not in this thread: what a signal raises here may be held up, or lost, in Beam.
+        # Not in this thread: Beam may delay or lose an exception raised by a signal.
         pipeline = pool.submit(run_pipeline, options, build)
         try:
             while waiting:

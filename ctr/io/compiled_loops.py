@@ -76,7 +76,7 @@ def keep_compiled_loops() -> None:
         # Reads the flags.
         tf.config.list_physical_devices()
     finally:
-        # Neither a record of the environment nor another process is to have them.
+        # Neither a record of the environment nor a child process may get the flags.
         del os.environ[_FLAGS]
 
 
@@ -87,7 +87,7 @@ def _open_store() -> Path:
         caches = os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("CTR_CACHE") or f"{caches}/ctr").absolute()
     check_local(os.environ.get("CTR_CACHE", ""))
-    # Not those above: where there is no home, none is made.
+    # Without its parents: a missing home directory is not created.
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     for private in (folder, folder / "loops"):
         private.mkdir(mode=0o700, exist_ok=True)

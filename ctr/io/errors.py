@@ -11,7 +11,7 @@ from typing import Self
 
 from ctr.io.signals import Interrupted
 
-# Bad input fails again with the same command; a defect is ours; what may pass, such as a full disk, is worth a restart.
+# Bad input fails again with the same command; a defect is a bug; a fault that may pass (a full disk) merits a restart.
 INPUT, DEFECT, PASSING, INTERRUPTED = 1, os.EX_SOFTWARE, os.EX_TEMPFAIL, 128 + signal.SIGINT
 
 # Control characters, those that change direction or show nothing, halves of pairs, and line ends of other kinds.

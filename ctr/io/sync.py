@@ -239,7 +239,7 @@ def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def _shown(error: Exception) -> str:
-    # What follows is for programmers, a request's query may hold a signature, and XML the key.
+    # The rest is for programmers; a request's query may hold a signature, and XML the key.
     said = str(error).partition("\n\nDebug source")[0]
     if "NoSuchBucket" in said or "ContainerNotFound" in said:
         return "no such bucket"

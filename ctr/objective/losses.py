@@ -161,7 +161,7 @@ def loss_and_terms(
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
             ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
-            # Undivided where it is to be the loss without ranking, by which embeddings learn.
+            # Not scaled if the loss without ranking is needed, from which embeddings learn.
             parts = [loss, share / (1 - share) * ranked] if outside else [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
@@ -280,7 +280,7 @@ def bend(logit: tf.Tensor) -> tf.Tensor:
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
     """Adds up the terms of ``loss_and_terms`` but for the rank loss."""
-    # Those of further labels, which stand last, are not among them.
+    # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])
 

@@ -96,7 +96,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     drawn = []
     for decision, shares in enumerate(probabilities(logits)):
         uniform = uniform_hash(numbers, f"{purpose} decision {decision}")
-        # The last choice also has what rounding leaves of 1.
+        # The last choice also gets the remainder of rounding.
         drawn.append(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"))
     return np.stack(drawn, axis=1)
 

@@ -146,7 +146,7 @@ class MaskedPart(Part):
 
     def __init__(self, masks: Mapping[str, np.ndarray]) -> None:
         self._shapes = {name: mask.shape for name, mask in masks.items()}
-        # One variable, as each that is set takes time.
+        # One variable, since each assignment takes time.
         self._values = tf.Variable(self.packed(masks), trainable=False)
 
     @staticmethod

@@ -36,7 +36,7 @@ from ctr.training.state import dense_weights
 
 log = logging.getLogger(__name__)
 
-# What tells models apart, whatever machine and library wrote them.
+# Metadata that identify a model, independent of the machine and library that wrote it.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
 
 _WARMUP_BATCHES = (1, 64)
@@ -197,7 +197,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
     signatures = serving_signatures(snapshot)
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
-    # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
+    # Variables that no function reads are left out: duals, optimizer state, a head that only ranks.
     module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # The default of clients that name no function.

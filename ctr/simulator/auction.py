@@ -35,7 +35,7 @@ from ctr.simulator.world import (
 # Visibility falls with the position as position^-exponent, fastest on a small screen.
 _EXPONENT = {"phone": 0.8, "desktop": 0.5, "tablet": 0.6}
 _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
-# Of the arrays of so many queries most fit in a processor's cache.
+# Arrays of this many queries mostly fit in a processor's cache.
 _CHUNK = 8_192
 # More changes within a span whose mean is one have a probability below 1e-14.
 _MOST_CHANGES = 16
@@ -194,7 +194,7 @@ def crude_policy(config: WorldConfig, world: World) -> Policy:
             + 0.5 * world.advertiser_quality[ads.advertiser[ad]]
             + ads.repute[ad]
         )
-        # 0.6: as if every page were on the same device.
+        # 0.6 everywhere, as if every page were on the same device.
         return (logistic(believed) * placed.position**-0.6).astype(np.float32)
 
     return predict

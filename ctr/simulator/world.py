@@ -32,7 +32,7 @@ _DEVICE_SHARES = (0.6, 0.3, 0.1)
 _FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
 _WEEKEND_TRAFFIC = 0.75
 _ON_TOPIC = 0.6
-# Of the places of a page, how often an ad is shown there in its richest format; elsewhere as text.
+# For each place of a page, how often an ad is shown there in its richest format, and else as text.
 _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 

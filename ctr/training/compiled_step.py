@@ -64,7 +64,7 @@ class CompiledStep:
         by_products = not self._jit and accelerator() is None
         self._step = Step(state, config.objective, config.optimizer, parts, by_products)
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
-        # What is scored may also be a feed to learn from, which has more.
+        # A scored feed may also be one to learn from, which has more targets.
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
         # first-order steps: traces of their own.

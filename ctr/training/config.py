@@ -323,7 +323,7 @@ class TrainConfig(StrictModel):
         try:
             is_inside = has_linear_inside(ModelConfig.model_validate(model))
         except ValueError:
-            # What is wrong is refused where the field itself is read.
+            # A wrong value is refused where the field itself is validated.
             return content
         return (
             _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")

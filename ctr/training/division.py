@@ -58,7 +58,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
         workers[begin:end] = np.searchsorted(cuts, np.arange(begin, end), side="right")
     counts = np.bincount(workers, minlength=size)
     share = -(-batch_rows // size)
-    # Queries are whole: a little more than its share is usual.
+    # Queries are whole, so parts are usually a little larger than an equal share.
     capacity = fit(int(counts.max()), least=share + -(-share // 64))
     return Division(workers, capacity, positions_by_worker(workers, size, capacity), seat)
 
@@ -146,6 +146,6 @@ def _requests(
     mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
-    # An operation on no row at all would need a case of its own.
+    # Operations on no row at all would need a special case.
     held = distinct[local] // size if len(local) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions

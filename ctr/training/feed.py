@@ -122,7 +122,7 @@ def make_feed(
     drawn = rows_drawn(ids, rows)
     plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
 
-    # What everything is padded to.
+    # Sizes that all arrays are padded to.
     shape = None
     if shapes is not None:
         needed = tuple(TableSizes(plan.distinct_count, len(plan.values)) for plan in plans)
@@ -132,7 +132,7 @@ def make_feed(
         capacity = fit(len(rows), batch_rows) if division is None else division.capacity
         most_pairs = fit(len(pairs.weight))
 
-    # What is padded.
+    # The arrays, padded.
     targets = make_targets(
         objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
     )

@@ -271,7 +271,7 @@ class _Patience:
         """Waits until the next poll is due; returns a reason to stop instead, or None."""
         end = time.monotonic() + self._polling.seconds
         while (stop := self.agreed_stop()) is None:
-            # The clock of the first one. Nobody waits long for a word of another one, however seldom they look.
+            # The first worker's clock. No worker waits long for another one, however seldom they poll.
             left = self.workers.broadcast(end - time.monotonic())
             if left <= 0:
                 break

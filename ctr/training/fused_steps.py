@@ -106,7 +106,7 @@ class FusedSteps:
                 of_ids, fresh = self._tables.learn_batch(number, pending, time)
                 rows[number].append(of_ids)
                 new.append(fresh)
-            # To the batches before this one, such a row is another id's.
+            # In the batches before this one, the row belongs to another id.
             is_reused = any(len(started.rows) and started.rows.min() < used[started.table] for started in new)
             before = needed[begin - 1] if begin else 0
             if at > begin and (is_reused or not self._scratch.have_room(needed[at] - before)):
@@ -191,7 +191,7 @@ class ScratchTables:
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
             sizes = [shape.tables[number].ids for shape in shapes]
             self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes, *sizes))
-            # Behind the rows that are loaded, those that pad the distinct ones of a batch.
+            # The loaded rows are followed by rows that pad a batch's distinct ones.
             rows = np.tile(first, (self.rows[-1] + max(sizes), 1))
             self._widths.append(widths)
             self._values.append(tf.Variable(rows, trainable=False))

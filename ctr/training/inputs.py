@@ -43,7 +43,7 @@ Tables = Callable[[], Layouts]
 Shapes = Callable[[Layouts], FewShapes]
 Hold = Callable[[int], None]
 
-# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
+# Parts of the environment that change a worker's bits; all workers update the variables that all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
@@ -228,7 +228,7 @@ def read_feeds(
                 )
                 continue
             feed = feed_of(group[0], tables())
-            # By this thread, and not by the one that trains.
+            # In this thread, not in the one that trains.
             feed.prepare()
             yield feed
 
@@ -386,7 +386,7 @@ class PublishedInputs:
     def _find_ready(self) -> tuple[int, str | None]:
         """Counts the partitions that the sidecars cover; also returns the file that the next one waits for."""
         manifests, awaited = self.inputs.log.manifests, None
-        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
+        # Ready partitions stay ready; lost ones are refused elsewhere.
         ready = min(self._ready, len(manifests))
         while ready < len(manifests) and awaited is None:
             awaited = self._missing_file(manifests[ready])

@@ -39,7 +39,7 @@ def label_lesson(
     sums = [(bias, _sums(bias, batch.targets, *pair)) for bias, pair in zip(biases, each, strict=True)]
     steps, _ = calibration_steps(sums, batch.workers)
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
-    # What the whole batch shares is the bias's.
+    # The bias explains what the whole batch has in common.
     moved = {name: logit + next(moves) for name, logit in logits.items()}
     return label_losses(batch, moved), steps
 

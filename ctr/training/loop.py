@@ -49,7 +49,7 @@ def one_pass(
             # Window.
             if run.is_window_full():
                 run.close_window(step.timing.close_window())
-            # Export, before the checkpoint: a run that is killed between the two makes the export again.
+            # Export, before the checkpoint: a run that is killed between the two repeats the export.
             if export is not None and run.is_export_due(before) and check_weights(run, step) is None:
                 export()
             # Checkpoint, where weights, metrics and position go together.

@@ -154,7 +154,7 @@ def open_session(
             logger.warning("%s: %s", run_dir, note)
 
         def check_new_run() -> bool:
-            # What has waited may be long, and the wish to stop has to be heard (``advance``).
+            # Many rows may have waited, and a stop must be noticed meanwhile (``advance``).
             if wait_for_sidecars or (run_dir / "checkpoints").exists():
                 return False
             with announced(process.phase, "checking rows"):
@@ -307,7 +307,7 @@ class Session:
             self._export()
         if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
             run.save()
-        # No file is to say that all is well before it is.
+        # No file may report success before all is written.
         run.background.wait()
         summary = write_results(run, failure, self.step.timing.summary)
         if failure is not None:

@@ -32,7 +32,7 @@ class TimedModel:
             batches = [_with_teacher(batch) for batch in batches]
         rows = config.batch.rows
         feeds = [make_feed(batch, layouts, rows, objective, families, config.ids) for batch in batches]
-        # Ids that grow have their rows, as they have in a run.
+        # Growing ids get their rows first, as in a run.
         self.feeds = [feed.with_rows(self.state.tables, learning=True) for feed in feeds]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 

@@ -28,7 +28,7 @@ from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
 
-# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+# Limit of a logit's or weight's magnitude. A larger one was not learned: the weights are broken, though finite.
 _LARGEST = 1e6
 
 _WEIGHTS = ("rows/", "dense/")
@@ -63,11 +63,11 @@ class TrainState:
         with variables_beside_steps():
             self.tables = EmbeddingTables(layouts, config, workers)
             self._create_dense(config, compute_dtype, sources)
-            # Of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
+            # Statistics of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
             count = number_count(layouts)
             self.statistics: tf.Variable = _unlearned([3, count], tf.float64) if count else None
             self.apart: tf.Variable = _unlearned([3 + FIRST_NUMBERS, count], tf.float64) if count else None
-            # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
+            # lambda_k of each family of constrained slices, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
             # For ``dual_step``, float32 [2, slices].
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
@@ -81,7 +81,7 @@ class TrainState:
         self.experts = ExpertState(experts, self.weights)
         self._without_pairs = tables_of(experts.without_pairs, self.layouts)
         self.label_biases = label_biases(experts.network, self.weights)
-        # Of the weights, those that learn by steps of their own.
+        # Weights that learn by steps of their own.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
@@ -223,7 +223,7 @@ def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
     for name, array in arrays:
         if name.startswith(_CERTIFIED) or not array.size:
             continue
-        # NaN is neither within nor beyond, and comes out of either.
+        # Minimum and maximum propagate NaN, for which comparisons are false.
         low, high = float(array.min()), float(array.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             return f"{name} is not finite"

@@ -123,7 +123,7 @@ class Step:
         Without ``preconditions`` dense weights take first-order steps, as with small batches.
         """
         state = self.state
-        # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
+        # The optimizer's state of the rows is read here, too, in parallel to the products.
         gathered = state.tables.gather(plans, learning=True)
         duals = [dual.read_value() for dual in state.duals]
         batch = self._sum_over_workers(
@@ -270,7 +270,7 @@ class Step:
                 tf.where(layout.by_column(1, 0) > 0, *both)
                 for layout, *both in zip(state.layouts, unranked, row_gradients, strict=False)
             ]
-        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        # The loss is a mean over components. Weights of a single component learn as if it were alone.
         components = state.architecture.components
         if components > 1:
             dense_gradients = [gradient * components for gradient in dense_gradients]
@@ -326,7 +326,7 @@ class Step:
             return batch
         curvatures = self._curvatures(gathered.views, targets, batch, self.parts[0])
         row_gradients, curvatures = self.state.tables.add_up(gathered, batch.row_gradients, curvatures)
-        # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
+        # Separately: their shapes are static, so their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
             loss, terms, *dense_gradients = self._workers.all_reduce(
                 [batch.loss, batch.terms, *batch.dense_gradients]
@@ -345,7 +345,7 @@ class Step:
             for name, gradient in zip(self.state.weights, gradients, strict=True)
         ]
         if self._clip_norm is not None:
-            # Each component by itself, as everything else that it learns by.
+            # Per component, like its other gradients.
             size = len(gradients) // self.state.architecture.components
             gradients = [
                 gradient
@@ -380,7 +380,7 @@ def mean_of_parts(
     rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
     dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
     means: list[Curvature] = [
-        # Whose the rows are is the same for all.
+        # The features of the rows are the same for all.
         (_mean([curvature for curvature, *_ in parts]), *parts[0][1:]) if parts[0] else ()
         for parts in zip(*curvatures, strict=True)
     ]

@@ -169,7 +169,7 @@ class Workers:
             yield
         except InputError as error:
             failure = error
-        # With the status: what may pass in one may pass in all.
+        # With its exit status: a fault that may pass in one worker may pass in all.
         status = INPUT if failure is None else exit_status(failure)
         texts = self.gather_texts("" if failure is None else f"{status} {failure}")
         if any(texts):
@@ -339,7 +339,7 @@ def gather_divided(
     none = read(slice(0, 0))
     whole = np.zeros((length if group.rank == 0 else 0, *none.shape[1:]), none.dtype)
     for begin in range(0, most, piece):
-        # The last entry is not there in all workers.
+        # Not all workers have a last entry.
         part = np.zeros((min(piece, most - begin), *none.shape[1:]), none.dtype)
         end = min(begin + piece, held)
         part[: end - begin] = read(slice(begin, end))

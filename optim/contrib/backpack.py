@@ -126,7 +126,7 @@ def _first_order(
     """Computes the quantities of a weight and of its bias from gradients dz [N, T, units]."""
     dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
-        # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
+        # A difference of squares: float32 would lose all digits if the gradients of rows are nearly the same.
         inputs, gradients = tf.cast(inputs, tf.float64), tf.cast(gradients, tf.float64)
     # The bias is the weight of one input that is 1.
     parts = {"weight": inputs, "bias": tf.ones_like(inputs[..., :1])}
@@ -146,7 +146,7 @@ def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> 
     if {"second_moment", "variance"} & set(wanted):
         values["second_moment"] = _sum_of_squares(inputs, gradients) / count
     if "variance" in wanted:
-        # Rounding may leave less than nothing.
+        # Rounding may make it negative.
         values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
     if "individual" in wanted:
         values["individual"] = _individual(inputs, gradients) / count

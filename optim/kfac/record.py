@@ -143,7 +143,7 @@ def _hear(
     flat = [
         tf.reshape(tensor, [-1, positions, tensor.shape[-1]]) for tensor in (product.inputs, product.outputs)
     ]
-    # Nothing is watched by itself where a layer is frozen.
+    # Outputs of a frozen layer are not watched automatically.
     tape.watch(flat[1])
     products.append(product._replace(inputs=flat[0], outputs=flat[1]))
     outputs = tf.reshape(flat[1], shape)
@@ -182,7 +182,7 @@ def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | No
     else:
         padding, rates = layer.padding.upper(), layer.dilation_rate
         sizes, strides, steps = ([1, *sides, 1] for sides in (layer.kernel_size, layer.strides, rates))
-        # Nothing is sent back through patches, only through the convolution itself.
+        # The backward pass goes through the convolution itself, not through the patches.
         inputs = tf.image.extract_patches(tf.stop_gradient(entering), sizes, strides, steps, padding)
         outputs = tf.nn.conv2d(entering, kernel, layer.strides, padding, dilations=rates)
     if layer.use_bias:
@@ -229,7 +229,7 @@ def refuse_layers(model: Any, takes_normalizations: bool) -> None:
 
 
 def _is_keras(layer: Any, *names: str) -> bool:
-    # Another of that name may compute anything.
+    # Another class of that name may compute anything.
     return type(layer).__name__ in names and type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
 
 

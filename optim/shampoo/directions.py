@@ -50,7 +50,7 @@ class InverseRoots:
         options, statistics, stack = self.options, self.statistics, self.blocks.local.stacks[number]
         dtype = statistics.dtype
         collections = statistics.collections.read_value()
-        # In the working precision: this is part of the step, which a TPU may take.
+        # In the working precision, since this is part of the step, which may run on a TPU.
         divisor = statistics.divisor(collections, dtype)
         missed = statistics.missed if options.statistics.initial else None
         identity = statistics.identity(collections, None if missed is None else missed[0], dtype)

@@ -50,7 +50,7 @@ class JoinedDifference(PredictionDifference):
         self.only_b += joined.only_second
 
 
-# The states of two sets; of one, only the first.
+# The states of two sets, or of one as the first.
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,
     "b": ProgressiveMetrics,

@@ -225,7 +225,7 @@ def ingest_events(
             for kind in mapping.kinds
             if not any(unit.kind == kind for unit in files)
         ]
-        # They are open, as ``arrivals_reached`` has it.
+        # They stay open, see ``arrivals_reached``.
         + [
             f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
             for start in left[:1]
@@ -421,7 +421,7 @@ class _Watch:
         if key not in self._versions:
             return False
         if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
-            # What was added to a file is not read; that is among the rejects.
+            # Lines added to a file later are not read; a reject says so.
             self._changed.add(key)
             reports = list_reports(self._job.spool, unit_digest(unit))
             write_rejects(self._job.log, [replace(report, damaged=_CHANGED) for report in reports])

@@ -75,7 +75,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
             try:
                 paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
             except (NotImplementedError, ValueError) as error:
-                # What Path.glob raises for an absolute pattern, and for an empty one.
+                # Errors of Path.glob for an absolute or an empty pattern.
                 raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
             for path in paths:
                 name = path.relative_to(folder).as_posix()

@@ -350,7 +350,7 @@ def mapping_text(draft: Draft, source: str) -> str:
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    # Values of the table may stand in comments: what ends a line of YAML is escaped.
+    # Values of the table may stand in comments, so characters that end a line of YAML are escaped.
     first, next_lines = f"{indent}# ", f"{indent}#   "
     safe = printable(" ".join(text.split()))
     return textwrap.wrap(

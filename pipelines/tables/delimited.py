@@ -52,7 +52,7 @@ class _StrictQuotes:
 
     def __init__(self, delimiter: str, fields: int, limit: int) -> None:
         self._delimiter, self._count, self._limit = delimiter, fields, limit
-        # Reason and original line, by what stands for the line.
+        # Reason and original line, by the text that replaces the line.
         self.faults: dict[str, tuple[str, bytes]] = {}
         comma = re.escape(delimiter).encode()
         value = rb'(?:"(?:[^"]++|"")*+"(?=%b|\r|\n|\Z)|(?!")[^%b\r\n]*+)' % (comma, comma)
@@ -68,7 +68,7 @@ class _StrictQuotes:
             if final and self._last.fullmatch(data, record):
                 record = len(data)
                 break
-            # The field that is at fault, or that is not there to its end.
+            # The field that is at fault, or cut off.
             at = _end(self._fields, data, record)
             quoted = _QUOTED.match(data, at)
             is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
@@ -136,7 +136,7 @@ def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[lis
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
-    # What comes before a field that is too long is enough to go on.
+    # The fields before one that is too long suffice.
     with suppress(csv.Error):
         for row in reader:
             rows += [row] if row else []
@@ -299,7 +299,7 @@ class _Header:
 
 @contextmanager
 def _quiet_about_text() -> Iterator[None]:
-    # Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes.
+    # Arrow stops at a row that is no UTF-8, as it cannot pass it to ``refuse``; Python's error is dropped.
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

@@ -507,7 +507,7 @@ class _Ingest:
             for start in starts:
                 table = spill.pop(start)
                 if self._mapping.query is not None:
-                    # As they were before they were grouped: held rows are grouped again.
+                    # In their state before grouping: held rows are grouped again.
                     groups, times = (table.column(name).to_numpy() for name in (GROUP_COLUMN, "timestamp"))
                     table = table.drop_columns([GROUP_COLUMN])
                     table = replace_columns(table, query_id=groups, query_time=times)
@@ -547,7 +547,7 @@ class _Ingest:
                 f"{examples} published, {rejected} rejected and {self._held_rows} kept unpublished"
             )
         for join in self._mapping.joins if self._sources else ():
-            # Their values are taken at any time, also before they were known.
+            # Their values are used for any time, also before they were known.
             if join.valid_from is None:
                 self._warnings.append(
                     f"the side table {join.file} has no times: rows of the past get its present values too; if "

@@ -60,7 +60,7 @@ class Experiment:
             ],
             "results": as_records(self.table),
         }
-        # What plans hold as NaN or infinity is no JSON: it becomes text.
+        # NaN and infinity in plans are no JSON, and become text.
         plain = json.loads(json.dumps(content), parse_constant=str)
         return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -83,7 +83,7 @@ def lesson_of(
         biases = state.biases.get(name)
         shifted, left = expert.logits, None
         if biases is not None:
-            # What the whole batch shares is the bias's, what a query shares is nobody's.
+            # The bias explains what the whole batch has in common; no weight is to explain what only a query has.
             moved = expert.logits + tf.stack([moves[bias] for bias in biases]) if biases else expert.logits
             effects, left = _query_effects(batch.targets, moved)
             shifted = moved + effects

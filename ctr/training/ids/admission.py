@@ -120,7 +120,7 @@ class WaitingIds:
         """Counts occurrences of different ids; returns which of them have occurred often enough, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
-        # By one higher, so that 0 is that of an id which is not counted yet.
+        # Indices plus one; 0 for an id that is not counted yet.
         before = np.zeros(len(indices), np.int32)
         before[held] = self._counts[indices[held]] + 1
         before = self._group.sum_numbers(before).astype(np.int64)

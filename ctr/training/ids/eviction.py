@@ -45,7 +45,7 @@ class DecayClock:
         if self.is_far(time_us):
             half_lives = (time_us - self.landmark) // self._half_life
             self.landmark += half_lives * self._half_life
-            # Further than any float64 reaches there is only 0.
+            # Beyond the range of float64 only 0 remains.
             np.ldexp(frequencies, -min(half_lives, 4096), out=frequencies)
 
 
@@ -111,7 +111,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
     if not count:
         return np.zeros(0, np.int64)
     bits = values.view(np.uint64)
-    # In the order of the values: bits of floating-point numbers have it.
+    # The bits of non-negative floating-point numbers have the order of the values.
     keys = bits ^ np.uint64(1 << 63) if values.dtype == np.int64 else bits
     bound, left = _bound_of_lowest(keys, count, group)
     equal = np.flatnonzero(keys == bound)

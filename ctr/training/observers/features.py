@@ -28,7 +28,7 @@ class Features(Observer):
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, schema = run, run.schema
         self._names = (*schema.single_valued, *schema.multivalent)
-        # Of each feature the rows without a value; last, all rows.
+        # Rows without a value, for each feature; last, all rows.
         self._counts = np.zeros(len(self._names) + 1, np.int64)
         if state:
             self._counts[:] = state["counts"]

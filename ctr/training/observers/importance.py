@@ -68,7 +68,7 @@ class Importance(Observer):
         if not self._measured:
             self._measured = {name: array[np.newaxis] for name, array in new.items()}
             return
-        # Of a log that has grown the last ones are kept.
+        # If the log has grown, the last positions are kept.
         self._measured = {
             name: np.append(self._measured[name], [array], axis=0)[-_POSITIONS:]
             for name, array in new.items()
@@ -106,7 +106,7 @@ def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
     rows = _next_rows(inputs, position, most)
     ways, hidden = zip(*(without_feature(rows, inputs.schema, name) for name in names), strict=True)
-    # Together: a call of the compiled function costs as much as a thousand rows.
+    # In one call: a call of the compiled function costs as much as a thousand rows.
     logit, *logits = np.split(score(join_rows([rows, *hidden])), len(names) + 1)
     scored = scored_rows(rows.label, logit, rows.metric_weight, rows.query_id)
 

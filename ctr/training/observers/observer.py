@@ -42,7 +42,7 @@ class Scored(NamedTuple):
     batch: Batch
     logit: np.ndarray  # float32 [N], finite
     slices: Sequence[np.ndarray]  # by family of bias constraints int32 [N], -1 for no slice
-    # By further label, of the log of the pass: float32 [N], the outcomes, NaN where not known, and finite logits.
+    # For each further label of the log of the pass, float32 [N]: outcomes, NaN where unknown, and finite logits.
     labels: Mapping[str, tuple[np.ndarray, np.ndarray]] = {}
 
 

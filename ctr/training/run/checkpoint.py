@@ -263,7 +263,7 @@ def clean_up(folder: Path, keep: int) -> None:
     for old in complete[:-keep]:
         delete_version(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
-        # Kept to be looked at until the run is well past it.
+        # Kept for inspection until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
             delete_version(damaged)
 
@@ -365,7 +365,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
             state = _check(chosen[0])
             return read_parts(chosen[0], _array_files(state))[0], state
         except _FAULTS as error:
-            # Of a run that goes on it may have been deleted meanwhile; then others are there.
+            # A run in progress may have deleted it meanwhile; then there are newer ones.
             if chosen[0].exists():
                 raise InputError(
                     f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"

@@ -82,7 +82,7 @@ def hold_run(
     """Begins a run directory, or checks that the run can resume with these; the first worker locks it in the block."""
 
     def begin() -> None:
-        # First the features: of others, widths differ too.
+        # Features first: if they differ, so do widths.
         check_run_folder(run_dir)
         check_schema(run_dir, schema)
         adopt_config(run_dir, config)

@@ -23,7 +23,7 @@ _PRIORITY = 19
 
 
 def _give_way() -> None:
-    # Linux has a priority for each thread: what is written takes the time that training leaves.
+    # Linux has a priority for each thread: writing takes only the time that training leaves.
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
 

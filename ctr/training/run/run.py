@@ -58,7 +58,7 @@ def open_run(
     run.workers.once(lambda: remove_temporaries(run_dir))
     with ExitStack() as opened:
         run.resume(opened)
-        # Touches the memory for the first checkpoint now, that what was restored is gone.
+        # Touches the memory for the first checkpoint now that the restored arrays are freed.
         run.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
 
@@ -195,7 +195,7 @@ class Run:
             for observer in self.observers
             for name, array in observer.checkpoint().items()
         }
-        # What all workers have the first one writes.
+        # The first worker writes the state that all have.
         copied = self._copies.copy(self._weight_layout(), weights, observed if self.workers.is_chief else {})
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         examples, keep = self.position.examples, self.config.checkpoint.keep
@@ -211,7 +211,7 @@ class Run:
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
         if self.workers.size == 1:
             return None
-        # What differs now would differ in every prediction to come.
+        # A difference now would be in all later predictions.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
         attempt = self.workers.once(lambda: checkpoint.begin(self._checkpoints, self.position.examples))
@@ -366,7 +366,7 @@ class Run:
             if applied:
                 self._last_applied = step_batch.begin
             if limit is not None and position.skipped_in_a_row >= limit:
-                # The rows of the call behind this batch may be good ones.
+                # The rows after this batch in the same call may be good ones.
                 position.learned = step_batch.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
@@ -420,7 +420,7 @@ class Run:
     def weight_fault(self, predicts: bool) -> str | None:
         """Describes the fault of the weights in a few words, or returns None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        # The first one has what all have: only of a part there may be another fault.
+        # The first worker has the shared state: other faults can only be in the parts.
         faults = self.workers.gather_texts(first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 

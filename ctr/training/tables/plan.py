@@ -122,7 +122,7 @@ def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
     """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or where None to one of few sizes."""
-    # Ids that have no rows yet are padded when they have.
+    # Ids without rows are padded once they have rows.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
@@ -186,7 +186,7 @@ class _Keys:
     def of_matrix(self, ids: np.ndarray) -> np.ndarray:
         offsets, grows = self._single_offsets, self._grows
         if not self._layout.growing:
-            # The ids of a log with features elsewhere that grow are int64.
+            # Ids are int64 if any feature of the log grows.
             return (ids + offsets.astype(np.int32)).astype(np.int32, copy=False)
         keys = ids ^ self._single_salts
         if not grows.all():
@@ -324,7 +324,7 @@ class BatchPlans:
         if len(first) == len(distinct):
             return replace(self, distinct=distinct, pending=None)
         counts = np.bincount(first >> 32, minlength=len(self.counts))
-        # Behind the last one what pads a last batch without any.
+        # After the last one, padding for a last batch without any.
         within = np.append(positions - offsets_of(counts)[batch], 0).astype(np.int32)
         begins = offsets_of(self.counts)[:-1]
         return BatchPlans(

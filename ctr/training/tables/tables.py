@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
     plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
     state: list[Any]  # the optimizer's state of these rows
-    # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
+    # Float32 [., C], rows for this part of the batch: ``held``, or of a divided table, rows from all workers.
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
 
@@ -73,7 +73,7 @@ class EmbeddingTables:
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
-        # One call for a table's weights and what the optimizer keeps of them: by themselves each costs as much.
+        # One call for a table's weights and optimizer state: separate calls would cost as much each.
         self._begin = [
             tf.function(
                 partial(self._begin_anew, number),
@@ -99,7 +99,7 @@ class EmbeddingTables:
             for number, layout in enumerate(self.layouts)
         )
 
-    # Ids that grow.
+    # Maps of growing ids.
 
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False

@@ -151,7 +151,7 @@ def _make(
     adopt_config(folder, config)
     adopt_schema(folder, schema)
     adopt_environment(folder, environment)
-    # What begins fresh begins as in a fresh run.
+    # Fresh parts begin as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
     side = Side(config, schema)
     try:
@@ -247,7 +247,7 @@ def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> 
     assert learned_until is not None
     position = Position(learned_until=learned_until)
     position.learned = _rows_reached(log, inputs.schema, learned_until, source, "")
-    # What came before what was learned last is never read later.
+    # Rows before the last learned one are never read later.
     before = [learned_until[0] - 1, _LAST_ID]
     for name, other in inputs.row_logs.items():
         until = old.of(name).until

@@ -216,7 +216,7 @@ def _take_dense(
     if not whys:
         names = optimizer_names
         if new.config.preconditions != old.config.preconditions:
-            # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
+            # One run's batches are too small for statistics and roots: both only have the graft's state.
             shapes = {name: array.shape for name, array in old_arrays.items()}
             names = [name for name in names if shapes.get(name) == arrays[name].shape]
         for name in names:
