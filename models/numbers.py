@@ -8,13 +8,13 @@ with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Stati
 numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
 those of the rows before by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
 their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
-which it also is where all numbers have been the same. An infinite number is clipped, and no part of the statistics.
+the latter also if all numbers have been the same. An infinite number is clipped, and not counted in the statistics.
 
-Nor is a value that stands for "no value", such as 3.4e38, -999999999 or -9999, as long as few do: one that is more than
-1,000 deviations from the mean. The first 64 values of a number are judged together, at the eighth and each later one:
-those whose distance from their median is more than 1,000 times the third quartile of these distances are left out.
-Where more than a quarter of all values are left out, they are what the number is like by now, and count. Statistics of
-what is left out, and the first values, are the float64 [3 + 64, K] that are called ``apart``.
+Nor is a rare value that stands for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
+from the mean. The first 64 values of a number are judged together, at the eighth and each later one: values whose
+distance from their median is more than 1,000 times the third quartile of these distances are left out.
+If more than a quarter of all values are left out, they are normal by now, and counted. The statistics of
+left-out values, and the first values, are ``apart``, float64 [3 + 64, K].
 """
 
 import math

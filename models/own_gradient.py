@@ -5,7 +5,7 @@ with it the graph: a process that trains a hundred models would keep all of thei
 gradient, and the registry only a way to find it, which goes with the graph.
 
 And element-wise functions that XLA compiles into one pass over memory (``one_pass``). On a CPU every element-wise
-operation reads and writes whole activations, and in bfloat16 also converts each number twice. So what lies between two
+operation reads and writes whole activations, and in bfloat16 also converts each number twice. So the code between two
 products is compiled into one pass, which computes in float32 and rounds what it writes. An exported model contains no
 XLA: there everything consists of plain operations, and the last bits may differ.
 """

@@ -7,7 +7,7 @@ so that a list without anything alike, or an empty one, gives little or nothing:
 
 for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list. The
 network also gets ``c * (pooled o W q)``, element by element, where c is 1 over the standard deviation of new
-embeddings: how alike both are is a sum of these, which hidden layers would take long to learn. All of it is float32.
+embeddings: the similarity of both is a sum of these, which hidden layers would learn slowly. All of it is float32.
 """
 
 import math

@@ -98,7 +98,7 @@ class FeatureRows:
         single: the feature's column in the id matrix, None if multivalent.
         growing: whether its ids grow.
         of: where it is not itself a feature of the log: the one whose ids it has, or the two of whose ids its are made.
-        pooled: how its values are pooled; None: by their mean.
+        pooled: pooling of the feature's values; None: their mean.
     """
 
     name: str

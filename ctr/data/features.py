@@ -2,7 +2,7 @@
 
 Features are categorical (FF section 2): what comes in leaves as an id. Of a feature with ``buckets`` it is a number in
 ``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for
-"missing". Numbers with ``as: value`` and vectors reach the network as they are: they have 0 buckets, and in the place
+"missing". Numbers with ``as: value`` and vectors reach the network unchanged: they have 0 buckets, and in place
 of ids the bits of float32 (``ctr.data.value_arrays``).
 """
 

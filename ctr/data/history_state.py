@@ -2,11 +2,11 @@
 
 ::
 
-    LOG/histories/END-DIGEST.parquet    what is known at END, of the partitions whose manifests have this digest
+    LOG/histories/END-DIGEST.parquet    the histories at END, from the partitions whose manifests have this digest
 
-What is known follows from the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value``
-(ids) and ``time``, saves reading them: without it, or after a partition that came late, shards are read again, and the
-same is found.
+Histories depend on the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value`` (ids)
+and ``time``, saves reading the partitions: without it, or after a partition that came late, shards are read again, with
+the same result.
 """
 
 import hashlib

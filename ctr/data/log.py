@@ -9,7 +9,7 @@
     LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
-exclusively. So a partition is there whole or not at all, also with several publishers, and publishing it again gives
+exclusively. So a partition appears whole or not at all, also with several publishers, and publishing it again gives
 the same bytes.
 """
 

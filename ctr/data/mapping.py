@@ -162,7 +162,7 @@ class Time(StrictModel):
         unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
         zone: the zone of times without an offset, such as ``Europe/Berlin``. Null: UTC.
-        ambiguous: with ``zone``, which of the two is meant by a time that the clocks show twice, at the end of summer
+        ambiguous: with ``zone``, which of both is meant by a local time that occurs twice, at the end of summer
             time. Null: its row is rejected.
         first: earlier times are rejected. Null: those before 1970.
         last: later times are rejected. Null: those after 9999.

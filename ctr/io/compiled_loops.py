@@ -6,7 +6,7 @@ TensorFlow reads and writes them in a folder of the process alone, which begins 
     ~/.cache/ctr/loops/process-*/NAME          of a process; new ones move to the store when it ends
 
 TensorFlow loads a file that was changed, and fails on one that was cut off: only files with the hash in their names get
-links. What a killed process leaves, which may be cut off, the next one removes. A loop is a program: nobody else may be
+links. The next process removes what a killed one leaves, which may be cut off. A loop is a program: nobody else may be
 able to write to the store, and another processor's loops have another MACHINE.
 """
 

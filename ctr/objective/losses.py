@@ -5,8 +5,8 @@
 with a = alpha1, d and x_j = the weights of distillation and of losses of other packages, and r, each times its ramp (FF
 4.1, 7.1). Each L is a sum over rows or
 pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
-FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
-others as it is.
+FF's, none depends on the size of the batch, and rows that serve a constraint alone do not change the gradient of the
+other rows.
 
 Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
 embeddings descend along the sum without L_rank (``without_ranking``).
@@ -142,7 +142,7 @@ def loss_and_terms(
     Args:
         prediction: float32 [B], the logit.
         scores: scores of the components of the prediction.
-        shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
+        shifted: float32 [n, B], the logits of the logistic loss, if these are shifted by offsets that depend on the
             labels.
     """
     config, targets, ramps, logits = batch.config, batch.targets, batch.ramps, scores.logits

@@ -62,7 +62,7 @@ class SearchConfig(StrictModel):
         base: the file of a training configuration, relative to the search's file. Null: ``config`` is the complete
             configuration.
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
-            What results is the baseline.
+            The result is the baseline.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.

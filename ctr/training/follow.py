@@ -7,7 +7,7 @@ A line for each batch that completed a partition of the log, and one at the end 
 
     {"time": 1767225600.25,           seconds since 1970 of the line
      "position": 81920,               rows of the log that the run has passed
-     "rows": 4096,                    of them those since the last line
+     "rows": 4096,                    rows passed since the last line
      "waiting": 310,                  published rows that it has not passed
      "trained_through": 1767225599000000,    query time, microseconds, of the last row that was learned from
      "published_through": 1767225600000000,  query time up to which the log was published at the last refresh
@@ -181,12 +181,12 @@ def follow(
     arguments. With several workers, the first one polls, and all advance together.
 
     Args:
-        progress: called after every batch and every poll with the position in the log, how far that is behind and
+        progress: called after every batch and every poll with the position in the log, its lag behind the end, and
             the metrics of the pass so far.
         process: the process; ``stop`` is also called ten times a second while nothing is to be trained.
 
     Raises:
-        LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
+        LearningError: a checkpoint is written, but the run has learned nothing, as rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     process = process or Process()

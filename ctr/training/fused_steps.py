@@ -4,12 +4,12 @@ A step with a small batch costs its launch, not its arithmetic: one call of XLA 
 It works on scratch tables, which hold the rows that these batches need and have one size whatever the real tables
 have, so that nothing is compiled anew when those grow::
 
-    find rows     of the ids of each batch, on the host: maps learn in the order of the log
-    load          copies the rows of all batches, and what the optimizer keeps of them, into the scratch tables
+    find rows     of each batch's ids, on the host: the maps of growing ids learn in the order of the log
+    load          copies the rows of all batches, and their optimizer state, into the scratch tables
     loop          takes the rows of a batch, scores it, learns from it and puts them back, batch after batch
     store         copies the rows back
 
-What a batch gives does not depend on which others are in its call.
+A batch's result does not depend on the other batches in its call.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -80,7 +80,7 @@ def train(
 
     Raises:
         LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
-        Interrupted: it was to stop; a checkpoint has all that it passed.
+        Interrupted: it was asked to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
     process = process or Process()
@@ -133,12 +133,12 @@ def open_session(
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
-        begin: makes the state that a run begins with, the same at each call, and what learns with it.
+        begin: makes the state that a run begins with, the same at each call, and the step that learns with it.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
             environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
-        WorkerLostError: another worker is gone.
+        WorkerLostError: another worker was lost.
     """
     process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers

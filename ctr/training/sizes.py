@@ -9,7 +9,7 @@ take minutes, whole batches are padded to few shapes: at most four, for any log,
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
 
-Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
+A batch takes the first one that holds it: a function of the batch alone, so that a resumed run takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
 constraint logs, which add rows to a batch, there is room for those.

@@ -43,7 +43,7 @@ class KfacTrainer:
         loss: name of the loss; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
         learning_rate: learning rate of every step.
         jit_compile: whether XLA compiles the step.
-        **options: of ``ctr.optim.kfac.core.KfacOptions``.
+        **options: fields of ``ctr.optim.kfac.core.KfacOptions``.
 
     Attributes:
         core: the optimizer; its ``variables`` are all of its state.

@@ -44,10 +44,10 @@ class _StrictQuotes:
 
     So a parser refuses that line, for too many or few fields, at its place. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
-    within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
-    record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
-    it is in, and not all lines until the next quote. It is taken to be never closed where its record, of ``fields``,
-    would be longer than ``limit`` bytes.
+    within is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
+    is rejected, and reading starts again after it: so a quote that is never closed costs its line, and not all lines
+    until the next quote. A quote counts as never closed if its record, of ``fields``, would be longer than ``limit``
+    bytes.
     """
 
     def __init__(self, delimiter: str, fields: int, limit: int) -> None:

@@ -246,8 +246,8 @@ class IngestSettings:
         allowed_lateness_us: microseconds that a row may come later than others.
         max_reject_share: a larger share of rejected rows stops the ingest.
         progress: called with the number of rows read since its last call.
-        block_bytes: read of a file at a time; they change nothing in the log.
-        now_us: query times from it on are warned of. None: the time of the machine's clock.
+        block_bytes: bytes of a file that are read at a time; they do not change the log.
+        now_us: query times from this one on cause a warning. None: the time of the machine's clock.
     """
 
     append: bool = False

@@ -7,7 +7,7 @@ loss alone, the effects u of queries (``ctr.models.query_effect``), which are ma
     other terms      see z_k
 
 Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. The biases learn each
-with its own expert, and what combines experts by the logistic loss of the prediction. A network that is alone has
+with its own expert, and the combination by the logistic loss of the prediction. A network that is alone has
 neither: it learns by the objective of the prediction.
 """
 

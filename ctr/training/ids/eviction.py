@@ -75,7 +75,7 @@ def evicted_first(
     ======================================  ============  =============  ==============  =======
 
     Args:
-        count: how many go, of the ids of all workers together; all of them where they are fewer.
+        count: number of ids to evict, over all workers; if there are fewer, all are evicted.
         places: int64 [N], ascending, the order of ids among those of all workers; None: the process is alone.
 
     Returns:

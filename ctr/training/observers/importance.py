@@ -1,11 +1,11 @@
 """Importance of features: the increase of the loss of rows when a feature is hidden from the model.
 
-At eight positions of the second half of a pass the next rows of the log, which nothing was learned from yet, are scored
-by the weights of that moment, and again for each feature without what it says:
+At eight positions of the second half of a pass, the next rows of the log, which were not learned from yet, are scored
+by the present weights, and again with each feature hidden:
 
-    shared row   of a feature whose ids grow, each id is replaced by one that the model has never met: it is scored as
-                 a new value would be, by the feature's shared row
-    shuffled     of a feature with ``buckets``, which has no such row, each row has the ids of another one of them
+    shared row   for a feature with growing ids: each id is replaced by one that the model has never met, which is
+                 scored as a new value would be, by the feature's shared row
+    shuffled     for a feature with ``buckets``, which has no such row: each row gets the ids of another row
 
 The difference of the two losses of a row is paired, and is summed by query bucket, for intervals.
 

@@ -66,7 +66,7 @@ class Observer:
 
     Attributes:
         name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
-        on_all_workers: the observer exchanges something with the other workers.
+        on_all_workers: whether the observer communicates with the other workers.
     """
 
     name: ClassVar[str]

@@ -8,7 +8,7 @@
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 
 Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
-all have; which parts they are is noted beside. So any other number of workers can read them.
+all have, with a record of the parts. So any other number of workers can read them.
 """
 
 import hashlib

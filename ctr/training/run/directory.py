@@ -11,13 +11,13 @@
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/windows.parquet        the sums from which all metrics follow, at the end (ctr.eval.windows)
     RUN/summary.json           the results
-    RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
-    RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
+    RUN/init_from.json         of a warm-started run: the source, its position, and the parts taken (warm_start/)
+    RUN/follow.jsonl           the lag of a run that follows a live log (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
-Observers have files of their own (``ctr.training.observers``). What grows during a run is cut back, on a resume, to
-where it was at the checkpoint.
+Observers have files of their own (``ctr.training.observers``). On a resume, files that grow during a run are cut
+back to their length at the checkpoint.
 """
 
 import json
