@@ -48,7 +48,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
 def importing() -> Iterator[None]:
     """Excludes imported objects from garbage collection: TensorFlow alone has 400,000, which stay.
 
-    It would look through all of them several times during the imports, and now and then later. SIGINT waits.
+    It would scan all of them several times during the imports, and now and then later. SIGINT is delayed.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()

@@ -87,7 +87,7 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
 def new_rows(
     layout: TableLayout, features: np.ndarray, fingerprints: np.ndarray, init_scale: float, seed: int
 ) -> np.ndarray:
-    """Makes the rows with which ids that grow begin, float32 [N, columns]: each depends on its id and the seed alone.
+    """Draws the initial rows of growing ids, float32 [N, columns]: each depends on its id and the seed alone.
 
     Args:
         features: int16 [N], as numbers in ``layout.growing``.
@@ -289,7 +289,7 @@ def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
 
 
 def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors [B, ...] side by side; a single one is not copied."""
+    """Concatenates tensors [B, ...] along axis 1; a single one is not copied."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 

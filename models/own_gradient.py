@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own, which is forgotten with the graph that it was traced in.
+"""Functions with custom gradients, which are freed with the graph that they were traced in.
 
 ``tf.custom_gradient`` puts the gradient of each call in a graph into a registry of the process, where it stays, and
 with it the graph: a process that trains a hundred models would keep all of their steps. Here the graph holds the

@@ -87,7 +87,7 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
 
 
 class Part:
-    """The part of a model that a step computes with: all of it; a search has parts of its candidates."""
+    """The part of a model that a step computes with: here all of it; a search defines parts for its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
         """Returns the dense weights of the part."""

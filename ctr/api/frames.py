@@ -194,7 +194,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
-    """Compares predictions of the same rows as ``evaluate_difference`` does, a the baseline; else InputError."""
+    """Compares predictions of the same rows like ``evaluate_difference``, a being the baseline; else InputError."""
     if len(a.label) != len(b.label):
         raise InputError(f"{a.where} has {len(a.label):,} rows, {b.where} {len(b.label):,}; {_SAME_ROWS}")
     if (differs := (a.label != b.label) | (a.weight != b.weight) | (a.query_id != b.query_id)).any():

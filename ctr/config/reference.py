@@ -121,5 +121,5 @@ def _short(value: Any) -> str:
 
 
 def _plain_path(path: str) -> str:
-    """Returns a path without items of lists and names: ``joins[].key``, ``joins.0.key``, ``joins.key`` are the same."""
+    """Removes list items and names from a path: ``joins[].key``, ``joins.0.key`` and ``joins.key`` become the same."""
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)

@@ -257,7 +257,7 @@ class Join(StrictModel):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Returns the side table's columns for the look-up; no row of the log gets them."""
+        """Returns the side table's columns for the look-up, which are not added to the log's rows."""
         time = None if self.valid_from is None else self.valid_from.column
         return (self.key,) if time is None else (self.key, time)
 
@@ -526,7 +526,7 @@ def load_mapping(path: Path) -> Mapping:
 
 
 def without_labels(mapping: Mapping) -> Mapping:
-    """Makes a mapping of rows to be scored, which have neither labels nor weights. Raises InputError: histories."""
+    """Makes a mapping of rows to be scored, without labels and weights. Raises InputError if it has histories."""
     return parse_model(
         Mapping, {**dict(mapping), "label": None, "labels": {}, "weight": None}, "--without-labels"
     )

@@ -187,7 +187,7 @@ class SamplingConfig(StrictModel):
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """Returns the rule that reads a teacher's predictions, after its key, or None."""
+        """Returns the key of the rule that reads a teacher's predictions, and the rule, or None."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:

@@ -1,4 +1,4 @@
-"""Plan of an experiment: which arms, over which log, by which command, and where each run lies.
+"""Plan of an experiment: its arms, log and command, and the path of each run.
 
 OUT/plan.json is written before the first run, and read again for the report. Needs no TensorFlow, as a
 report is made without it.

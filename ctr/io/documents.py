@@ -53,7 +53,7 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, PyYAML requires 1.0e-6.
 
     Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
     itself or is much larger than it looks.

@@ -136,7 +136,7 @@ def _one_pass(
     rows: int,
     progress: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Makes the pass, or the rest of it; returns the final variables by name."""
+    """Runs the pass, or the rest of it; returns the final variables by name."""
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 

@@ -135,7 +135,7 @@ def _differing(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[st
 
 
 def _other_logs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    """Returns whether two positions are of different logs. Hashes can be compared for equal numbers of partitions."""
     first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (old, new))
     if first.keys() != second.keys():
         return True

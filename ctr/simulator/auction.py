@@ -55,7 +55,7 @@ class Placed:
 
 
 def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
-    """Computes the share of users that examine each place, [N]: by position, device, rendering and format."""
+    """Computes the share of users that examine each place, [N], by position, device, rendering and format."""
     device = queries.device[placed.query]
     exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
     rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
@@ -75,7 +75,7 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
 
 
 def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
-    """Computes the logit without interests, [N], of a click on an ad that is examined; how it is shown has no part."""
+    """Computes the logit, [N], of a click on an examined ad without interests; its presentation has no effect."""
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
@@ -112,7 +112,7 @@ def true_logit(
 
 
 def ad_age_days(ads: Ads, ad: np.ndarray, day: int) -> np.ndarray:
-    """Counts the whole days that each ad has been there, [N], on day number ``day`` of the log."""
+    """Counts the whole days since each ad appeared, [N], on day number ``day`` of the log."""
     return day - ads.born[ad]
 
 

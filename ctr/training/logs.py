@@ -128,7 +128,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Fills in the ``ModelConfig`` keys that the configuration leaves open: ``query_size``, ``widths`` and ``experts``.
 
-    No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
+    No label is read, and nothing after the first partition: a run that follows the log has the same configuration.
     """
     model = config.model
     if model.query_size == "auto":
@@ -179,7 +179,7 @@ class LogsSeen:
         self._hashed = {name: (0, hashlib.sha256()) for name in manifests}
 
     def consumed(self, rows: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Returns of each log the number and the hash of the partitions that begin within its first ``rows``."""
+        """Returns, for each log, the number and the hash of the partitions that begin in its first ``rows``."""
         consumed = []
         for name, behind in rows.items():
             count = self._partitions(name, behind)

@@ -102,7 +102,7 @@ def check_weights(run: Run, step: CompiledStep) -> str | None:
 
 
 def save_in_passing(run: Run, step: CompiledStep) -> None:
-    """Writes a checkpoint that is not due, unless steps are being skipped, or the weights are broken.
+    """Writes a checkpoint that is not due, unless steps are being skipped or the weights are broken.
 
     The next one that is due deals with that.
     """

@@ -238,7 +238,7 @@ class ModelConfig(ShortModel):
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
-        Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
+        The ids of a growing feature that have no slot share ``shared_rows``. Raises InputError: the configuration
         does not fit the features, or the features no table.
         """
         schema = self.features(schema)

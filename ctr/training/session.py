@@ -320,5 +320,5 @@ class Session:
         return summary
 
     def _waiting(self) -> list[Observer]:
-        """Returns the observers for which the pass is to pause here."""
+        """Returns the observers that wait for a pause of the pass here."""
         return [observer for observer in self.run.observers if observer.wants_pause(self.inputs)]

@@ -118,7 +118,7 @@ def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayou
 
 
 def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShapes:
-    """Makes the shapes of small batches, many of which one call learns from (``ctr.training.fused_steps``).
+    """Returns the shapes of small batches of which one call learns from many (``ctr.training.fused_steps``).
 
     None where the host has something to do between two steps, where a batch has rows of several logs or pairs, and
     where all batches have few shapes.

@@ -328,7 +328,7 @@ def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
 def gather_divided(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:
-    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
+    """Gathers, in the first worker, an array dealt entry by entry to W workers by rank; empty in the others.
 
     ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is the
     whole array's; ``piece`` entries of each worker are sent at once.

@@ -33,7 +33,7 @@ class FeatureFacts(BaseModel):
 
 
 class RootCounts(BaseModel):
-    """Roots of Shampoo that did not come."""
+    """Counts of Shampoo's roots that failed or were lost."""
 
     failed: int = 0
     lost: int = 0

@@ -159,7 +159,7 @@ def cut(tensor: tf.Tensor, layout: TensorLayout) -> list[tf.Tensor]:
 
 
 def paste(blocks: Sequence[tf.Tensor], layout: TensorLayout) -> tf.Tensor:
-    """Makes a tensor of its blocks; undoes ``cut``."""
+    """Joins blocks to their tensor; undoes ``cut``."""
     pieces = list(blocks)
     for axis in reversed(range(len(layout.parts))):
         count = len(layout.parts[axis])

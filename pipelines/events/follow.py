@@ -404,7 +404,7 @@ class _Watch:
         self._job.reports.check()
 
     def new_units(self) -> list[Unit]:
-        """Returns the next files to read, some at a time; of each kind those that arrived first."""
+        """Returns the next files to read, some at a time, each kind's earliest arrivals first."""
         unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
         units: list[Unit] = []
         for kind in self._seen:

@@ -169,7 +169,7 @@ class ReadSoFar:
     over: bool = False  # this part of the work is done
 
     def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Returns the units after the last one read; InputError where a file was added before that."""
+        """Returns the units after the last one read; InputError if a file was added before it."""
         last = natural_order(self.last)
         before = sum(1 for unit in units if self.last and natural_order(unit.name) <= last)
         if before > self.files:

@@ -85,7 +85,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping; InputError for a role that cannot be, for a leak, or where no feature is left."""
+    """Drafts a mapping; InputError for an impossible role, for a leak, or if no feature is left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:

@@ -162,7 +162,7 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 
 
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
-    """Describes rows, of ``total``, whose partition, of a length in microseconds, is published already."""
+    """Describes the rows, of ``total``, in partitions (of ``length`` microseconds) that are published already."""
     files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
     numbers, counts = np.unique(files, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_NAMED]

@@ -1,4 +1,4 @@
-"""Results of an experiment as one tidy table (`ctr.eval.tidy`), and what numbers do not say."""
+"""Results of an experiment as one tidy table (`ctr.eval.tidy`), and its missing parts."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Runs and costs of an experiment, as far as they are there. Faults become an `InputError` that names file and key."""
+"""Existing runs and costs of an experiment. Faults become an `InputError` that names file and key."""
 
 import glob
 from collections.abc import Mapping

@@ -308,7 +308,7 @@ class IdMap:
         return positions[enough]
 
     def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
-        """Evicts ids of features that have not room for those in ``new``, but none in ``seen``; returns the room."""
+        """Evicts ids of features without room for the ids in ``new``, but none in ``seen``; returns the room."""
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
         if self._eviction.policy != "none":
@@ -383,10 +383,10 @@ class IdMap:
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
     def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
-        """Gives slots to the occupants of another map, whatever the rule of admission.
+        """Assigns slots to the ids of another map, without a rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out: their
-        row in what is returned, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
+        row in the result, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
         """
         now = self._advance(ids.time_us)
         fits = np.ones(len(features), np.bool_)

@@ -337,7 +337,7 @@ def read_share(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
     """Reads arrays, state and parts that a worker needs of a checkpoint that the first one has checked.
 
-    Raises InputError: it is damaged or not there.
+    Raises InputError: it is damaged or missing.
     """
     path = _path(folder, examples)
     try:
@@ -351,7 +351,7 @@ def read_share(
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
 
-    Raises InputError: there is none, or its bytes are not what was written.
+    Raises InputError: there is none, or it is damaged.
     """
     while True:
         paths = _complete_checkpoints(folder)

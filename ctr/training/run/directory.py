@@ -69,7 +69,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def only_process(run_dir: Path) -> Iterator[None]:
-    """Holds the run directory until the block ends or the process dies. Raises InputError where another one does."""
+    """Locks the run directory until the block ends or the process dies. Raises InputError if another one holds it."""
     (run_dir / ".lock").touch()
     with hold(run_dir / ".lock", f"{run_dir}: another process is training in this run directory"):
         yield

@@ -51,7 +51,7 @@ class Background:
             raise
 
     def check(self) -> None:
-        """Raises the error of a job that has ended."""
+        """Raises the error of a failed job, if any."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         if self._error is not None:

@@ -74,7 +74,7 @@ class Position:
 
     @property
     def examples(self) -> int:
-        """Rows of the log of the pass that are scored, rejects included."""
+        """Returns the number of scored rows of the log of the pass, rejects included."""
         return self.of().rows
 
     @property

@@ -25,7 +25,7 @@ from ctr.training.run.summary import TIMING, dense_optimizer_text
 
 
 def unlearned_text(run: Run) -> str:
-    """Formats how many rows were not trained on, as a share of all, and why."""
+    """Formats the share of rows that were not trained on, and the reasons."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = position.scored_rows
@@ -144,7 +144,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """Reads the timing of a finished run that is asked for again: it has nothing left to time."""
+    """Reads the recorded timing of a finished run, which has nothing left to time."""
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")

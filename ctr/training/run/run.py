@@ -165,7 +165,7 @@ class Run:
         return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with all workers whether a checkpoint is due by the first one's clock, and whether any is to stop."""
+        """Agrees with all workers: is a checkpoint due by the first one's clock, and is any worker to stop?"""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
@@ -418,7 +418,7 @@ class Run:
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """Describes the fault of the weights in a few words, or returns None; ``predicts``: see ``check_weights``."""
+        """Returns the fault of the weights in a few words, or None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first worker has the shared state: other faults can only be in the parts.
         faults = self.workers.gather_texts(first_broken(pieces) or "")

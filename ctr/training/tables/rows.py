@@ -37,7 +37,7 @@ class Rows:
         return len(range(rank, rows, size))
 
     def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects from rows of a table, int32 [N], those that are here: positions among them, and rows of the part."""
+        """Selects those of a table's rows, int32 [N], that are here: their positions, and their rows in the part."""
         rank, size = self.part(table)
         positions = np.flatnonzero(rows % size == rank)
         return positions, rows[positions] // size

@@ -160,7 +160,7 @@ class EmbeddingTables:
             self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
 
     def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
-        """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
+        """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids that did not fit."""
         features = np.full(len(occupants.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
@@ -252,7 +252,7 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps, as far as they are here."""
+        """Returns the arrays of the maps that this worker has."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )

@@ -99,7 +99,7 @@ def take_state(
 def _take_ids(
     state: TrainState, new: Side, old: Side, old_arrays: Arrays
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Gives ids of shared features slots in the new run's maps, with their usage statistics.
+    """Assigns slots in the new run's maps to the ids of shared features, with their usage statistics.
 
     Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
     """
