@@ -1,4 +1,4 @@
-"""Command line ``ctr``: its commands, and what becomes of their errors. ``--help`` loads no TensorFlow."""
+"""Command line ``ctr``: its commands, and how their errors are reported. ``--help`` loads no TensorFlow."""
 
 import contextlib
 import io
@@ -63,7 +63,7 @@ _COMPLETE = "_CTR_COMPLETE"  # the environment variable by which a shell asks fo
 
 
 def make_commands() -> Group:
-    """Makes the command ``ctr`` with all below it; a command's module is imported when its usage is read."""
+    """Makes the command ``ctr`` with all its subcommands; a command's module is imported when its usage is read."""
     formats: list[click.Command] = [
         Command(name, "cli_logs", "ingest_format", name, text=f"Ingest {files}.")
         for name, files in FORMATS.items()
@@ -81,7 +81,7 @@ def make_commands() -> Group:
 
 
 def read_words(words: Sequence[str]) -> click.Context:
-    """Reads what stands before a command; ``context.command.invoke(context)`` reads the rest and runs the command."""
+    """Reads the options before a command; ``context.command.invoke(context)`` reads the rest and runs the command."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
     return make_commands().make_context("ctr", [*words], obj=[*words], **settings)
 
@@ -89,15 +89,15 @@ def read_words(words: Sequence[str]) -> click.Context:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns 0, 2 for wrong usage, or what ``exit_status`` says of the error that ended it: after one line, of a defect
-    after a traceback.
+    Returns 0, 2 for wrong usage, or ``exit_status`` of the error that ended the command. The error is printed on one
+    line, a defect with its traceback.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if _COMPLETE in os.environ:
         return shell_complete(make_commands(), {}, "ctr", _COMPLETE, os.environ[_COMPLETE])
     if words[:1] in ([], ["help"]):
         words = [*words[1:], "--help"]
-    # Known before the rest is read: usage errors have this form, too.
+    # Needed before the options are parsed: usage errors have this form, too.
     is_lines = f"--log-format={JSON}" in words or ("--log-format", JSON) in itertools.pairwise(words)
     context = None
     with log_format(JSON if is_lines else TEXT):
@@ -189,7 +189,7 @@ def completion(
     assert kind is not None
     script = kind(make_commands(), {}, "ctr", _COMPLETE).source()
     if shell == "bash":
-        # No space behind a key, whose value follows.
+        # No space after a key, since its value follows.
         script = script.replace(
             "return 0", "if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace; fi\n    return 0"
         )

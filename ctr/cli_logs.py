@@ -1,4 +1,4 @@
-"""Commands that make logs, or do all at once. Each imports what it needs when it runs."""
+"""Commands that make logs, and ``ctr quickstart``. Each loads its modules when it runs."""
 
 import functools
 import shutil

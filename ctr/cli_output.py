@@ -78,15 +78,15 @@ def note(text: str) -> None:
 
 
 def print_stopped(text: str, status: int) -> None:
-    """Prints where the command was stopped; ``status``: with which it ends."""
+    """Prints where the command was stopped; ``status`` is its exit status."""
     report("stopped", text=text, status=status)
     say(text, text, logging.WARNING, exit_status=status)
 
 
 def print_error(*lines: str, status: int = INPUT, is_lost: bool = False) -> None:
-    """Prints why the command fails, and ends with ``status``: a line, and a hint where that would be long.
+    """Prints why the command fails, a message and maybe a hint, and the ``status`` with which it exits.
 
-    ``is_lost``: only because another worker is gone.
+    ``is_lost``: this worker fails only because another one was lost.
     """
     text = "; ".join(lines)
     report("error", text=text, is_lost=is_lost)
@@ -151,7 +151,7 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows an activity other than learning at once; an empty word ends it."""
+        """Shows, without delay, an activity other than learning; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)
@@ -200,7 +200,7 @@ class ReportedBar:
 
 
 def training_bar(total: int | None) -> Bar | ReportedBar:
-    """Makes the bar of a training run, or the way to it."""
+    """Makes the progress bar of a training run; a worker reports to the process that has the bar."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
 
 
@@ -236,7 +236,7 @@ def is_json() -> bool:
 
 
 def command_words() -> list[str]:
-    """Returns the words behind ``ctr`` of the command that runs."""
+    """Returns the command line of the running command, without ``ctr``."""
     return list(click.get_current_context().obj)
 
 

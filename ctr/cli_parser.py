@@ -66,7 +66,7 @@ class _Choice(click.Choice[str]):
 class Command(click.Command):
     """A command of a function in a module of this package, which is imported when the command is used.
 
-    ``bound``: the function's first arguments, of which the usage says nothing.
+    ``bound``: the function's first arguments, which are not part of the usage.
     """
 
     def __init__(self, name: str, module: str, function: str, *bound: str, text: str = "") -> None:
@@ -74,7 +74,7 @@ class Command(click.Command):
         self._target, self._bound = (module, function), bound
 
     def load(self) -> None:
-        """Imports the function, if that is not done."""
+        """Imports the function, unless it is imported already."""
         if self.callback is not None:
             return
         module, function = self._target

@@ -80,7 +80,7 @@ def train(options: Options) -> None:
     if not options.follow and (options.poll, options.stop_when_idle) != (None, None):
         raise InputError("--poll and --stop-when-idle go with --follow")
     if not is_first and not log.isEnabledFor(logging.INFO):
-        # The first worker says it for all.
+        # The first worker reports it for all.
         set_verbosity(-1)
     run = options.out
     try:
@@ -162,7 +162,7 @@ def _check_device(device: str | None, size: int, config: Any) -> None:
 
 
 def _load_tensorflow(device: str | None, worker: _Worker) -> None:
-    # Without others alone: a worker's steps are not compiled.
+    # Only for a process alone: a worker's steps are not compiled.
     load_tensorflow(keeps_loops=worker is None)
     if device is not None:
         from ctr.training.device import use_device
@@ -243,7 +243,7 @@ def _launch(options: Options, size: int) -> None:
     from ctr.workers.launch import MAX_RESTARTS, Launch, launch, threads_each
 
     total = None if options.follow else sum(manifest.rows for manifest in read_manifests(options.log))
-    # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
+    # TensorFlow's messages go to the workers' logs, unless these are in JSON.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3" if cli_output.says_json() else "0", **safe_environment()}
     kinds = set[str]()
 

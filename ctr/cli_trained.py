@@ -1,4 +1,4 @@
-"""Commands on what there is: runs, models, logs, configurations. Each imports what it needs when it runs."""
+"""Commands on existing runs, models, logs and configurations. Each loads its modules when it runs."""
 
 import dataclasses
 import json
@@ -137,7 +137,7 @@ def search(options: SearchOptions) -> None:
 def _checked(
     options: TriesOptions, check_folder: Callable[[Path], None], read: Callable[[Path, Texts], object]
 ) -> tuple[Path, Path]:
-    """Returns the file and the log, having refused what cannot begin and loaded TensorFlow."""
+    """Returns the file and the log once both are checked and TensorFlow is loaded."""
     from ctr.data.log import read_schema
 
     if options.file is None or options.log is None:
@@ -163,7 +163,7 @@ def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Outcome
     if failures:
         causes = joined([f"{name}: {failure.error}" for name, failure in failures.items()])
         text, hint = f"{len(failures)} failed: {causes}", "rerun the same command to try again"
-        # What may pass in one of them is worth another try.
+        # If any of them may pass, a retry makes sense.
         raise InputError(text, hint).ending_with(max(failure.status for failure in failures.values()))
 
 

@@ -37,7 +37,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
             os.dup2(standard_error, 2)
             os.close(standard_error)
             print(end=shown.decode(errors="replace"), file=sys.stderr, flush=True)
-    # Such as that a function was traced again, for whoever wrote the function.
+    # Its warnings, such as of a retraced function, are for developers.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
     if keeps_loops:
@@ -48,7 +48,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
 def importing() -> Iterator[None]:
     """Excludes imported objects from garbage collection: TensorFlow alone has 400,000, which stay.
 
-    It would look through all of them several times during the imports, and now and then later. SIGINT waits.
+    It would scan all of them several times during the imports, and now and then later. SIGINT is delayed.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()

@@ -40,11 +40,11 @@ class Record(StrictModel):
 
     input: str  # the table, as an absolute path
     files: dict[str, int]  # sizes in bytes
-    options: dict[str, Any]  # those that were given
-    columns: tuple[dict[str, str], ...]  # what each becomes, and why, as it was shown
+    options: dict[str, Any]  # the options that were given
+    columns: tuple[dict[str, str], ...]  # the shown use of each column, with the reason
     strongest: tuple[tuple[str, float], ...] = ()  # see ``strongest_columns``
     mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
-    ingested: dict[str, Any] | None = None  # what the ingest counted; null until it is complete
+    ingested: dict[str, Any] | None = None  # counts of the ingest; null until it is complete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
 def draft_table(
     path: Path, table: TableFiles, options: Options, say: Callable[[str], None] = lambda text: None
 ) -> Draft:
-    """Drafts the mapping of a table; InputError, after the columns that could be it were shown, without a label."""
+    """Drafts the mapping of a table. Without a label, shows the possible columns and raises InputError."""
     sample = read_sample(table)
     if options.label is not None:
         return draft_mapping(table, sample, options)

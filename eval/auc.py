@@ -59,7 +59,7 @@ class LogitHistogram(SumState):
 
     def merge(self, other: Self) -> None:
         self.clipped += other.clipped
-        # Most of a window's bins were never touched, and to read them costs more than the others' sums.
+        # Most of a window's bins were never touched; reading them would cost more than summing the others.
         fine, coarse = other.used_bins()
         self.fine[fine] += other.fine[fine]
         self.coarse[:, coarse] += other.coarse[:, coarse]
@@ -173,5 +173,5 @@ def _auc(negative: FloatArray, positive: FloatArray) -> FloatArray:
         share = negative / negative.sum(axis=-1, keepdims=True)
     below = np.cumsum(share, axis=-1)
     won = np.einsum("...b,...b->...", positive, below) - np.einsum("...b,...b->...", positive, share) / 2
-    # Over no bins at all the share of a class that is absent would be no NaN.
+    # With no bins at all, an absent class would not give NaN.
     return np.where(negative.sum(axis=-1) > 0, ratio(won, positive.sum(axis=-1)), np.nan)

@@ -105,7 +105,7 @@ class ScoredExamples:
     class_weight: FloatArray  # [K, 2], weight of non-clicks and of clicks by query bucket
 
     def same_as(self, other: "ScoredExamples") -> bool:
-        """Compares weights to rounding: the runs may have batched their rows differently."""
+        """Returns whether counts are equal, and weights up to rounding, since the runs' batches may differ."""
         counts_agree = self.examples == other.examples and self.queries == other.queries
         return counts_agree and np.allclose(self.class_weight, other.class_weight, rtol=1e-9, atol=0)
 

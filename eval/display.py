@@ -44,7 +44,7 @@ def decimals_for(low: float | None, high: float | None) -> int:
 class Number:
     """A number with the ends of its interval, as tables, JSON and CSV show it.
 
-    None where there is none, NaN where it is undefined.
+    None for a missing number or end, NaN for an undefined one.
     """
 
     value: float | None

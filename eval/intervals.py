@@ -191,10 +191,10 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
     """Degrees of freedom [...] of a variance, from the share of it that each bucket has [K, ...]."""
     most = np.maximum(buckets - 1, 0)
     excess = np.square(shares).sum(axis=0) - 1 / np.maximum(buckets, 1)
-    # Of alike buckets there is no excess, but for rounding; of none that vary it is undefined.
+    # Equal buckets have no excess, but for rounding; it is undefined if no bucket varies.
     degrees = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
     degrees = np.where(np.isfinite(degrees), degrees, most)
-    # Buckets whose shares are simple give whole numbers, which rounding must not move below themselves.
+    # Simple shares give whole numbers, which rounding must not push below themselves.
     whole = np.floor(degrees * (1 + 1e-9))
     return np.asarray(np.clip(whole, np.minimum(most, 1), most).astype(np.int64))
 

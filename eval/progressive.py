@@ -40,9 +40,9 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Mergeable state of all metrics of progressive validation (FF section 2.1).
 
-    Each example is given once, with the prediction made before it was trained on. A window of a run has its
-    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new
-    ones would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
+    Each example is given once, with the prediction made before it was trained on. A window of a run has a
+    state of its own, which is merged into the run's, then cleared and reused: allocating its 7 MB anew
+    would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
     else. ``slices`` names the features whose ids are slices for calibration.
 
         window.update(...)      # every batch

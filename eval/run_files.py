@@ -38,7 +38,7 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a finished run: config.yaml, summary.json, windows.parquet, and of that the metrics of the pass."""
+    """Results of a finished run: config.yaml, summary.json, and windows.parquet with the metrics of the pass."""
 
     folder: Path
     config: dict[str, Any]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEYS = ("run", "arm", "seed", "slice", "window")
 COLUMNS = ("metric", *KEYS, "value", "low", "high")
 
-# What spreadsheets take for the start of a formula, in both widths; a number with a sign is none.
+# Characters that start a formula in a spreadsheet, in both widths; a number with a sign is none.
 _FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
 

@@ -36,7 +36,7 @@ PASS, TIME, SLICES, IMPORTANCE = "pass", "time", "slices", "importance"
 
 _CLASSES = ("non_clicks", "clicks")
 _CELL = ("weight", "clicks", "predicted", "loss")
-# By array of a state the keys along its axes, and the names along the last one.
+# By array of a state: the keys along its axes, and the names along the last one.
 _AXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "traffic/examples": ((), ()),
     "traffic/queries": ((), ()),
@@ -51,7 +51,7 @@ _AXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "logloss/loss": (("bucket",), ()),
     "calibration/sums": (("bucket",), _CELL[:3]),
 }
-# Of the slices' arrays: keys and sums, the axis behind the slice, and what is summed.
+# The slices' arrays: keys and sums, the axis after the slice, and the names of the sums.
 _SLICE = (("key", "sums", "bucket", _CELL), ("bin_key", "bin_sums", "bin", _CLASSES))
 
 
@@ -185,7 +185,7 @@ class Sums:
         self._add_array(TIME, "sums", timeline.sums, ("window", "bucket"), SUMS, windows)
 
     def timeline(self) -> Timeline:
-        # Of each window the number is above 0.
+        # The number is above 0 in every window.
         ends = np.unique(self._rows(TIME, f"windows/{PLACE[-1]}")["window"])
         shape = len(ends), len(PLACE) - 1
         others = self._array(TIME, "windows", shape, ("window",), PLACE[1:], ends)

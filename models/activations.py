@@ -19,7 +19,7 @@ def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
     The derivative rises linearly from 0 to 1 between -beta and beta.
 
     Args:
-        z: of any floating dtype and shape.
+        z: tensor of any floating dtype and shape.
         beta: half the width of the smooth part, above 0.
 
     Example:

@@ -24,11 +24,11 @@ class Tower(NamedTuple):
 
     Attributes:
         crosses: number of crosses.
-        cross_rank: of their products; 0 for full matrices.
+        cross_rank: rank of their products; 0 for full matrices.
         units: widths of the deep layers.
-        ranks: of their bottlenecks, 0 for none.
-        sources: for each deep layer, and last for the head, which layers it reads beside the one before it: 0 for the
-            output of the crosses, i for that of deep layer i - 1.
+        ranks: ranks of the deep layers' bottlenecks, 0 for none.
+        sources: for each deep layer, and last for the head, the layers that it reads beside the previous one: 0 for the
+            output of the crosses, i for the output of deep layer i - 1.
     """
 
     crosses: int
@@ -43,10 +43,10 @@ class Factors:
     """The factorization of a model, p = tau(Q . U).
 
     Attributes:
-        width: of the learned part of Q and U.
+        width: width of the learned part of Q and U.
         ui_units: widths of the UI tower's hidden layers.
-        pieces: of a piecewise-linear transfer function; 0: a sigmoid with scale and bias.
-        reach: its joints are evenly spaced over [-reach, reach].
+        pieces: number of pieces of the piecewise-linear transfer function; 0: a sigmoid with scale and bias.
+        reach: the joints of the pieces are evenly spaced over [-reach, reach].
     """
 
     width: int
@@ -61,21 +61,21 @@ class Architecture:
 
     Attributes:
         cross_layers: number of crosses; 0 for none.
-        cross_rank: of their products; 0 for full matrices.
+        cross_rank: rank of their products; 0 for full matrices.
         deep_units: widths of the deep layers.
-        deep_ranks: of their bottlenecks, 0 for none; empty for none at all.
-        activation: its name, for ``ctr.models.activations.make_activation``.
+        deep_ranks: ranks of their bottlenecks, 0 for none; empty for none at all.
+        activation: name of the activation, for ``ctr.models.activations.make_activation``.
         smelu_beta: beta of SmeLU.
         prior: the initial predicted click probability.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
-        components: of the ensemble; 1: no ensemble.
-        factors: None: the plain model.
+        components: number of components of the ensemble; 1: no ensemble.
+        factors: the factorization; None: the plain model.
         linear: whether the linear weights are added to the logit.
-        sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
+        sources: sources of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
-        network: in place of crosses and deep layers, of which there is one then, of the width of its output.
-        labels: names of further labels, each with an output of its own that reads what the network's reads.
+        network: a network in place of the layers; ``deep_units`` then has one entry, the width of its output.
+        labels: names of further labels, each with its own output on the same last layer.
     """
 
     cross_layers: int
@@ -130,7 +130,7 @@ class Architecture:
         return Tower(crosses, self.cross_rank, units, ranks or (0,) * len(units), sources)
 
     def by_component(self, weights: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """Returns the weights of each component by the names that they have in a model of one."""
+        """Returns the weights of each component by their names in a model with one component."""
         return [
             {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
             for prefix in self.prefixes

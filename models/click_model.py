@@ -65,7 +65,7 @@ def forward(
 
     Args:
         weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.
-        inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
+        inputs: inputs of each tower of a factorized model, otherwise of ``quality`` alone.
         alpha2: float32 scalar in [0, 1].
         compiled: see ``ctr.models.dcn.hidden_layers``.
     """
@@ -170,7 +170,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     start increasing, with tau(0) = prior.
 
     Args:
-        weights: of the component.
+        weights: weights of the component.
     """
     if not factors.pieces:
         return weights["transfer_scale"] * s + weights["transfer_bias"]
@@ -183,7 +183,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
         outside = tf.stop_gradient(tf.minimum(tf.maximum(s, lower), upper))
         return tf.where((s >= lower) & (s < upper), s, outside)
 
-    # The length of the way from 0 to s in each piece.
+    # The part of the interval from 0 to s in each piece.
     lengths = clip(s[:, tf.newaxis]) - clip(tf.constant(0.0))
     return tf.linalg.matvec(lengths, tf.nn.softplus(weights["transfer_slopes"])) + weights["transfer_bias"]
 

@@ -42,8 +42,8 @@ def _float32(x: tf.Tensor) -> tf.Tensor:
 def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> tf.Tensor:
     """Computes the same as ``crosses``, up to rounding, with one compiled pass per cross in each direction.
 
-    The gradient is its own: it keeps the products alone and computes everything else again. alpha2 has no gradient, and
-    that of e_0 is float32, since sums over a batch come next.
+    The custom gradient keeps only the products and recomputes everything else. alpha2 has no gradient, and the gradient
+    by e_0 is float32, since it is summed over a batch next.
     """
 
     @own_gradient

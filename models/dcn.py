@@ -62,7 +62,7 @@ def hidden_layers(
 
     Args:
         components: the weights of each.
-        tower: its name.
+        tower: name of the tower.
         e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
         compiled: whether XLA compiles what lies between the products (``ctr.models.own_gradient``).

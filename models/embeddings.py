@@ -70,7 +70,7 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_seeds(layout, copy, seed))
         for begin in range(0, layout.rows, _PIECE):
             rows = min(_PIECE, layout.rows - begin)
-            # What ``tf.random.stateless_normal`` draws: each count of Philox gives four numbers.
+            # The draws of ``tf.random.stateless_normal``: each count of Philox gives four numbers.
             drawn = tf.raw_ops.StatelessRandomNormalV2(
                 shape=[rows, layout.width],
                 key=key,
@@ -87,7 +87,7 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
 def new_rows(
     layout: TableLayout, features: np.ndarray, fingerprints: np.ndarray, init_scale: float, seed: int
 ) -> np.ndarray:
-    """Makes the rows with which ids that grow begin, float32 [N, columns]: each depends on its id and the seed alone.
+    """Draws the initial rows of growing ids, float32 [N, columns]: each depends on its id and the seed alone.
 
     Args:
         features: int16 [N], as numbers in ``layout.growing``.
@@ -257,7 +257,7 @@ def tower_inputs(
 
     Args:
         looked_up: for each table the entries of the rows.
-        layouts: of these tables, which may all belong to one tower.
+        layouts: layouts of these tables, which may all belong to one tower.
         factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:
@@ -289,7 +289,7 @@ def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
 
 
 def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors [B, ...] side by side; a single one is not copied."""
+    """Concatenates tensors [B, ...] along axis 1; a single one is not copied."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 

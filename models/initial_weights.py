@@ -1,6 +1,6 @@
 """The weights of a model: their names, shapes and initial values.
 
-Of an ensemble all names begin with that of the component, ``component_0/``. The order is that of checkpoints.
+In an ensemble all names begin with the component's name, ``component_0/``. Checkpoints have the same order.
 """
 
 import math
@@ -86,7 +86,7 @@ def _turn(name: str) -> tuple[bool, int]:
 
 
 def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, _Start]:
-    """Returns how the weights of one component start, in the order of checkpoints."""
+    """Returns the initial values of one component's weights, in the order of checkpoints."""
     a, towers = architecture, architecture.towers
     prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
     inits: dict[str, _Start] = {}

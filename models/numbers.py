@@ -8,13 +8,13 @@ with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Stati
 numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
 those of the rows before by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
 their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
-which it also is where all numbers have been the same. An infinite number is clipped, and no part of the statistics.
+the latter also if all numbers have been the same. An infinite number is clipped, and not counted in the statistics.
 
-Nor is a value that stands for "no value", such as 3.4e38, -999999999 or -9999, as long as few do: one that is more than
-1,000 deviations from the mean. The first 64 values of a number are judged together, at the eighth and each later one:
-those whose distance from their median is more than 1,000 times the third quartile of these distances are left out.
-Where more than a quarter of all values are left out, they are what the number is like by now, and count. Statistics of
-what is left out, and the first values, are the float64 [3 + 64, K] that are called ``apart``.
+Nor is a rare value that stands for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
+from the mean. The first 64 values of a number are judged together, at the eighth and each later one: values whose
+distance from their median is more than 1,000 times the third quartile of these distances are left out.
+If more than a quarter of all values are left out, they are normal by now, and counted. The statistics of
+left-out values, and the first values, are ``apart``, float64 [3 + 64, K].
 """
 
 import math
@@ -63,7 +63,7 @@ def next_statistics(
 
     previous = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
     has_first = tf.reduce_any(young & tf.reduce_any(counted, axis=0))
-    # Chips exchange nothing within a branch.
+    # Accelerators cannot communicate inside a branch.
     judged = tf.cond(has_first, judge, lambda: previous) if workers == 1 else judge()
     statistics, far, first, center, reach = (
         tf.where(young, *pair) for pair in zip(judged, previous, strict=True)
@@ -167,10 +167,10 @@ def look_up_numbers(
     copies: int = 1,
     dtype: Callable[[str], str] = lambda tower: "float32",
 ) -> list[LookedUp]:
-    """Makes the inputs of features without rows, for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] of each.
+    """Makes the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
 
-    ``values`` are float32 [B, size] of each feature, NaN where missing; a vector with one is missing. ``copies`` is the
-    number of those of the tables; ``dtype`` returns that of a tower's input.
+    ``values`` are float32 [B, size] for each feature, NaN where missing; a vector with a NaN is missing. ``copies`` is
+    the number of copies in the tables; ``dtype`` returns the dtype of a tower's input.
     """
     looked_up = []
     for number, raw in values.items():

@@ -1,11 +1,11 @@
-"""Functions with a gradient of their own, which is forgotten with the graph that it was traced in.
+"""Functions with custom gradients, which are freed with the graph that they were traced in.
 
 ``tf.custom_gradient`` puts the gradient of each call in a graph into a registry of the process, where it stays, and
 with it the graph: a process that trains a hundred models would keep all of their steps. Here the graph holds the
 gradient, and the registry only a way to find it, which goes with the graph.
 
 And element-wise functions that XLA compiles into one pass over memory (``one_pass``). On a CPU every element-wise
-operation reads and writes whole activations, and in bfloat16 also converts each number twice. So what lies between two
+operation reads and writes whole activations, and in bfloat16 also converts each number twice. So the code between two
 products is compiled into one pass, which computes in float32 and rounds what it writes. An exported model contains no
 XLA: there everything consists of plain operations, and the last bits may differ.
 """
@@ -35,7 +35,7 @@ def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tie_to_graph(result: tf.Tensor) -> None:
-    """Lets the gradient of a result live as long as the result's graph."""
+    """Keeps the gradient function of a result alive as long as the result's graph."""
     registered = gradient_registry._registry  # There is no public way to take one out.
     name = result.op.get_attr("_gradient_op_type").decode()
     graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Pooling of a feature's values by attention: the embeddings of a row's list as one, seen from the row's own item.
+"""Pooling by attention: combines the embeddings of a row's list, weighted by their similarity to the row's item.
 
 After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that add up to less than 1,
 so that a list without anything alike, or an empty one, gives little or nothing::
@@ -7,7 +7,7 @@ so that a list without anything alike, or an empty one, gives little or nothing:
 
 for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list. The
 network also gets ``c * (pooled o W q)``, element by element, where c is 1 over the standard deviation of new
-embeddings: how alike both are is a sum of these, which hidden layers would take long to learn. All of it is float32.
+embeddings: the similarity of both is a sum of these, which hidden layers would learn slowly. All of it is float32.
 """
 
 import math
@@ -30,8 +30,8 @@ def pool(
 ) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
     """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
 
-    ``looked_up`` is what ``ctr.models.embeddings.look_up`` gives of each table, of one copy, by ``rows``, ``plans`` and
-    ``gradient_by_products``. Returns what ``tower_inputs`` takes there, with the layouts ``with_products``.
+    ``looked_up`` is the result of ``ctr.models.embeddings.look_up`` for each table, of one copy, by ``rows``, ``plans``
+    and ``gradient_by_products``. Returns the arguments of ``tower_inputs``, with the layouts ``with_products``.
     """
     # Linear weights beside the model have tables of their own, of width 0.
     singles = {

@@ -1,18 +1,18 @@
 """Query effects: offsets shared by the rows of a query beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
-of its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the
-weights, its most probable value is after one Newton step from 0::
+of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. Given the
+weights, one Newton step from 0 gives its most probable value::
 
     u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))
 
-summed over the query's rows of weights w, n together; m is the mean of p and of y, halfway between what is predicted
-and what was. Where predictions are far from the clicks, as those of the first rows are, p (1 - p) says too little of
-the curvature in between, and a step by it alone would go far beyond.
+summed over the query's rows of weights w, with the sum n; m is the mean of p and of y, halfway between predictions
+and clicks. Where predictions are far from the clicks, as for the first rows, p (1 - p) underestimates the curvature in
+between, and a step by it alone would overshoot.
 
-Weights learn from what u leaves; and the query says no more of a weight that all of its rows share than one row would
-that has the curvature H / (1 + s H). A bias is shared by everything: of a query it learns from the gradient and the
-curvature both divided by 1 + s sum w p (1 - p).
+Weights learn from the residual of u. For a weight that all rows of a query share, the query counts as a single row with
+the curvature H / (1 + s H). A bias is shared by all rows: it learns from a query's gradient and curvature, both divided
+by 1 + s sum w p (1 - p).
 """
 
 import tensorflow as tf
@@ -56,7 +56,7 @@ def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
 def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
     """Finds which features have one id in all rows of a query: bool [B, S].
 
-    Their ids are int32 [B, S]; rows that count, and no padding, ``is_row``, bool [B, S].
+    ``single`` has their ids, int32 [B, S]; ``is_row``, bool [B, S], is False for padding.
     """
     size = tf.shape(query)[0]
     low = tf.math.unsorted_segment_min(tf.where(is_row, single, single.dtype.max), query, size)

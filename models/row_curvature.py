@@ -16,7 +16,7 @@ class RowCurvature(NamedTuple):
 
     Attributes:
         curvature: float32 [U], the second derivative of the loss by the row's linear weight.
-        groups: int32 [U], the number of its feature in ``TableLayout.features``; -1 where nothing refers to it.
+        groups: int32 [U], the index of the row's feature in ``TableLayout.features``; -1 for padding.
     """
 
     curvature: tf.Tensor
@@ -79,15 +79,15 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
     """Sets the curvature of absent features' rows to 0.
 
     Args:
-        curvatures: of all rows.
-        present: float32 [F], 1 for a feature that is there, 0 for one that is not.
+        curvatures: the curvatures of all rows.
+        present: float32 [F], 1 for a present feature, 0 for an absent one.
     """
     share = tf.gather(present, tf.maximum(curvatures.groups, 0))
     return curvatures._replace(curvature=curvatures.curvature * share)
 
 
 class Part:
-    """The part of a model that a step computes with: all of it; a search has parts of its candidates."""
+    """The part of a model that a step computes with: here all of it; a search defines parts for its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
         """Returns the dense weights of the part."""

@@ -36,12 +36,12 @@ class Pooled:
     """A multivalent feature whose embeddings are pooled by attention (``ctr.models.pooling``).
 
     Attributes:
-        name: of the feature.
+        name: name of the feature.
         of: the single-valued feature from which the list is seen.
         most: the largest number of values.
-        width: of the feature's embeddings.
+        width: width of the feature's embeddings.
         target: the width of the other's.
-        scale: of the products of both, so that they begin as large as embeddings.
+        scale: factor of the products of both, so that they begin as large as embeddings.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Numbers:
     Attributes:
         size: how many numbers a row has.
         single: the column in the id matrix where their bits are, None of a vector.
-        first: its first column among the columns of all such features.
+        first: the feature's first column among the columns of all such features.
         log: whether sign(x) log(1 + |x|) takes their place.
         normalize: whether they are normalized.
     """
@@ -95,10 +95,10 @@ class FeatureRows:
     Attributes:
         buckets: the number of its fixed rows: of its ids, or where these grow 1 for a missing value and those that ids
             without a slot share.
-        single: its column in the id matrix, None if multivalent.
+        single: the feature's column in the id matrix, None if multivalent.
         growing: whether its ids grow.
         of: where it is not itself a feature of the log: the one whose ids it has, or the two of whose ids its are made.
-        pooled: how its values are pooled; None: by their mean.
+        pooled: pooling of the feature's values; None: their mean.
     """
 
     name: str
@@ -217,7 +217,7 @@ def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
+    """Adds a layout without rows for each attention-pooled feature's product with its target."""
     products = [
         _without_rows(f"{pooled.name}*{pooled.of}", layout.tower, pooled.width)
         for layout in layouts

@@ -159,7 +159,7 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> tf.Tensor:
-        """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether they are, scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 

@@ -67,7 +67,7 @@ class OptionalMembers:
         return {}
 
     def report(self) -> dict[str, float | int]:
-        """Returns numbers to watch, by name."""
+        """Returns numbers to monitor, by name."""
         return {}
 
     def spectra(self) -> Mapping[str, Spectrum]:

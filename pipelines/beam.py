@@ -24,14 +24,14 @@ from ctr.io.errors import InputError, one_line
 from ctr.io.signals import Stop
 from ctr.pipelines.tables.input_files import UnreadableNowError
 
-# What a runner reports of an error in a worker has its class and its message.
+# A runner's report of an error in a worker has its class and its message.
 _KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, UnreadableNowError)}
 _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
 # The text of the system's errors, which differs from the command line's.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
-# What Beam raises of a runner that cannot start, cannot be reached, or cannot run the job.
+# Beam's errors for a runner that cannot start, cannot be reached, or cannot run the job.
 _RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError)
 
 # Names of runners as Beam reads them: in lower case, with or without "runner" at the end.
@@ -44,7 +44,7 @@ _CANCEL_SECONDS = 60
 
 
 class _JobServerOptions(PipelineOptions):
-    """Options of which a job server knows some that Beam in Python does not; what neither knows is refused."""
+    """Options that Beam in Python or its job server knows; an option that neither knows is refused."""
 
     def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:
@@ -111,7 +111,7 @@ def _refuse_servers(options: PipelineOptions) -> None:
         raise InputError(
             f"--beam-options: --runner={runner} requires a job server that runs: --job_endpoint=HOST:PORT"
         )
-    # What Beam takes for a local Flink or Spark is LOOPBACK.
+    # Beam's environment for a local Flink or Spark is LOOPBACK.
     portable.environment_type = environment
 
 
@@ -188,7 +188,7 @@ def _run(pipeline: beam.Pipeline, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
-    """Turns the report of an InputError in a worker into that InputError, and what a runner says of itself into one."""
+    """Reraises an InputError that a worker reported, and converts errors of the runner itself into one."""
     try:
         yield
     except InputError as error:

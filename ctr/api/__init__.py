@@ -39,9 +39,9 @@ def ingest(
 
     ``table`` is a CSV, TSV, JSON lines or Parquet file, or a directory of such files; or a frame of pandas, polars or
     Arrow, whose rows are those of a file ``frame.parquet``. ``mapping`` is a mapping file or its keys. Without it,
-    ``label`` is required, a column or a rule such as ``rating>=4``, and the others are as in ``ctr quickstart``: the
-    features are found. Returns what the command prints with ``--json``; with ``label`` also ``mapping``, the text of
-    the mapping file. Raises InputError: the table or the mapping cannot be read, or too many rows are malformed.
+    ``label`` is required, a column or a rule such as ``rating>=4``; the other roles are optional, and the features are
+    inferred, as in ``ctr quickstart``. Returns the command's ``--json`` result; with ``label`` also ``mapping``, the
+    text of the mapping file. Raises InputError: the table or the mapping is unreadable, or too many rows are malformed.
 
     Example:
         >>> import pyarrow

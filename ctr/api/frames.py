@@ -1,4 +1,4 @@
-"""Tables that come as frames of pandas, polars or Arrow, or as files: what of them ``ctr.evaluate`` reads."""
+"""Tables as frames of pandas, polars or Arrow, or as files, and the columns that ``ctr.evaluate`` reads."""
 
 import math
 import sys
@@ -37,7 +37,7 @@ Source: TypeAlias = Path | str | ArrowStream
 
 
 def arrow_table(frame: ArrowStream) -> pa.Table:
-    """Returns a frame's columns; the index of a frame of pandas is none of them."""
+    """Returns a frame's columns, without the index of a pandas frame."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(frame, pandas.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
@@ -50,7 +50,7 @@ def arrow_table(frame: ArrowStream) -> pa.Table:
 
 @contextmanager
 def table_file(source: Source) -> Iterator[Path]:
-    """Yields the path of a table; that of a frame is a Parquet file which is gone afterwards."""
+    """Yields the path of a table; a frame is written to a temporary Parquet file, deleted afterwards."""
     if isinstance(source, Path | str):
         yield Path(source)
         return
@@ -64,7 +64,7 @@ def table_file(source: Source) -> Iterator[Path]:
 
 
 class Columns(NamedTuple):
-    """Names of the columns of a table of predictions, of which one of ``prediction`` and ``logit`` is given."""
+    """Names of the columns of a table of predictions; either ``prediction`` or ``logit`` is set."""
 
     label: str
     prediction: str | None
@@ -188,13 +188,13 @@ def _require(where: str, wanted: Sequence[str], present: Sequence[str]) -> None:
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Returns a number for each row, int64 [N], and the values in the order of their numbers; null is one, too."""
+    """Returns the code of each row's value, int64 [N], and the values by code; null has a code, too."""
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.indices.cast(pa.int64()).to_numpy(), coded.dictionary.to_pylist()
 
 
 def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
-    """Compares predictions of the same rows as ``evaluate_difference`` does, a the baseline; else InputError."""
+    """Compares predictions of the same rows like ``evaluate_difference``, a being the baseline; else InputError."""
     if len(a.label) != len(b.label):
         raise InputError(f"{a.where} has {len(a.label):,} rows, {b.where} {len(b.label):,}; {_SAME_ROWS}")
     if (differs := (a.label != b.label) | (a.weight != b.weight) | (a.query_id != b.query_id)).any():

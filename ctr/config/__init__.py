@@ -147,11 +147,11 @@ def describe_validation_error(
     for fault in errors:
         deeper = [other["loc"] for other in errors if len(other["loc"]) > len(fault["loc"])]
         if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
-            # Items that are refused are not counted; they are named by themselves.
+            # The missing items were refused, and have faults of their own.
             continue
         path = ".".join(str(part) for part in fault["loc"] if part != "[key]")
         if not (path or prefix) and fault["type"] == "value_error":
-            # About several keys, which the message names.
+            # The message names the keys that are concerned.
             faults.append(fault["msg"].removeprefix("Value error, "))
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
@@ -164,7 +164,7 @@ def describe_validation_error(
         elif fault["type"] == "missing":
             message = "missing"
         elif isinstance(fault["input"], ArgsKwargs):
-            # About several options of a group, which the message names.
+            # The message names the options that are concerned.
             message = fault["msg"].removeprefix("Value error, ")
         else:
             received = repr(fault["input"])
@@ -186,7 +186,7 @@ def parse_model(model: type[ModelT], content: object, where: str, prefix: str = 
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what ``parse_yaml`` reads: the text 1e-6 in quotes."""
+    """Writes YAML that ``parse_yaml`` reads back unchanged: the string 1e-6 is quoted."""
 
 
 read_short_floats(Dumper)

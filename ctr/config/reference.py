@@ -25,13 +25,13 @@ _BOUNDS = {
 def key_rows(model: type, under: str = "", what: str = "") -> list[dict[str, Any]]:
     """Lists every key of a model, or the key ``under`` and those below it.
 
-    Each with ``key``, its dotted path, where lists are entered by ``[]`` and values by name through ``NAME``; its
-    ``default``, whether it is ``required``, what is ``allowed`` and its ``meaning``. Raises InputError, which begins
-    with ``what``: there is no such key.
+    Each row has the ``key``, a dotted path with ``[]`` for items of lists and ``NAME`` for values by name, and its
+    ``default``, ``required``, ``allowed`` and ``meaning``. Raises InputError, whose message begins with ``what``, if
+    there is no key ``under``.
     """
     rows: dict[str, dict[str, Any]] = {}
     for row in _walk(key_tree(model), {}, ""):
-        # Models to choose from share keys.
+        # Alternative models of a choice share keys.
         rows.setdefault(row["key"], row)
     if not under:
         return [*rows.values()]
@@ -121,5 +121,5 @@ def _short(value: Any) -> str:
 
 
 def _plain_path(path: str) -> str:
-    """Returns a path without items of lists and names: ``joins[].key``, ``joins.0.key``, ``joins.key`` are the same."""
+    """Removes list items and names from a path: ``joins[].key``, ``joins.0.key`` and ``joins.key`` become the same."""
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)

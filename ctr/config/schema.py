@@ -68,7 +68,7 @@ def json_schema(model: type[Any]) -> Schema:
 
 
 def file_schema(kind: str, model: type[BaseModel]) -> Schema:
-    """Returns the JSON Schema of a kind of file as it is published, with its name."""
+    """Returns the published JSON Schema of a kind of file, with its name."""
     schema = json_schema(model)
     named = {
         "$schema": schema["$schema"],
@@ -114,7 +114,7 @@ def key_tree(model: type[Any]) -> Schema:
 
 
 def members(node: Schema) -> list[Schema]:
-    """Returns the alternatives of a choice, or the schema itself if it is none, without null."""
+    """Returns the alternatives of a choice, without null, or the schema itself if it is no choice."""
     choices = node.get("oneOf") or node.get("anyOf")
     parts = [part for choice in choices for part in members(choice)] if choices else [node]
     return [part for part in parts if part.get("type") != "null"]

@@ -21,7 +21,7 @@ class _ShampooKeys(ShampooOptions):
     """Options of Shampoo in a file.
 
     Attributes:
-        preset: what the others start from.
+        preset: the preset whose values the other keys override.
     """
 
     preset: Literal["ff", "pso", "pt"] | None = None
@@ -34,7 +34,7 @@ class _ShampooKeys(ShampooOptions):
 
 
 def _shampoo_options(content: Any) -> Any:
-    """Completes a file's options by its preset's; without momentum there is no Nesterov form of it."""
+    """Completes a file's options with its preset's; ``nesterov`` is off by default without momentum."""
     if not isinstance(content, Mapping):
         return content
     values = dict(content)

@@ -36,7 +36,7 @@ class Batch:
     last: Sequence[int] | None = None
     is_new: bool = True  # they are scored for the first time, which makes the predictions of record
     has_labels: bool = True  # they are learned from
-    # By the number of a constraint log, from 1 on, its rows that are learned from with these.
+    # By the number of a constraint log, from 1 on: its rows that are learned together with these.
     others: Mapping[int, "Batch"] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ def batches_within(
 ) -> Iterator[Batch]:
     """Packs like ``whole_query_batches``, but begins a new batch after each end.
 
-    Ends are rising positions in the log (int64) that no block and no query goes across.
+    Ends are ascending positions in the log (int64) that no block and no query crosses.
     """
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
@@ -177,7 +177,7 @@ def _reject_large_queries(rows: Rows, max_query_rows: int) -> Rows:
 
 
 def set_rejects_apart(rows: Rows) -> Batch:
-    """Makes a batch of whole queries, at least one row."""
+    """Makes a batch of whole queries, at least one row, with faulty rows as its rejects."""
     end = int(rows.position[-1]) + 1
     good = rows.fault == 0
     if good.all():
@@ -189,7 +189,7 @@ class Interleaved:
     """Returns the whole queries of a log up to a time that only rises, ``most`` rows at once unless a query has more.
 
     The rows of each call depend only on the position at the start and on the times, so that a resume from the position
-    of the last returned row continues with the same rows. Those of a query of more than ``max_query_rows`` are faulty.
+    of the last returned row continues with the same rows. All of a query beyond ``max_query_rows`` are faulty.
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int) -> None:

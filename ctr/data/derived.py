@@ -34,11 +34,11 @@ class ColumnRule(StrictModel):
     probes: ClassVar[tuple[str, ...]] = ()
 
     def of_text(self, text: str) -> str:
-        """Makes the text of a row, at ingestion; called once for each distinct one."""
+        """Computes the text of a row, at ingestion; called once for each distinct value."""
         raise NotImplementedError
 
     def of_tensor(self, texts: Any) -> Any:
-        """Makes the same in the exported graph, strings [N] of strings [N], of operations of TensorFlow itself."""
+        """Computes the same in the exported graph, strings [N] from strings [N], by TensorFlow's own operations."""
         raise NotImplementedError
 
 

@@ -17,7 +17,7 @@ from ctr.data.sidecar import name_fault
 from ctr.data.times import Duration, duration_us
 
 _MOST_PARTITIONS = 1000
-# Of labels, whose counters and files would have the names of others.
+# Names of labels whose counters and files would collide with others.
 _TAKEN = re.compile(
     r"impressions|clicks|earlier|sampled_out|(matched|early|duplicate|conflicting|late|orphan)_.*"
 )
@@ -102,7 +102,7 @@ class EventSampling(StrictModel):
 
     Attributes:
         name: the name of the sampling.
-        rule: what to keep.
+        rule: the rule by which examples are kept.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")

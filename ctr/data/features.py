@@ -2,7 +2,7 @@
 
 Features are categorical (FF section 2): what comes in leaves as an id. Of a feature with ``buckets`` it is a number in
 ``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for
-"missing". Numbers with ``as: value`` and vectors reach the network as they are: they have 0 buckets, and in the place
+"missing". Numbers with ``as: value`` and vectors reach the network unchanged: they have 0 buckets, and in place
 of ids the bits of float32 (``ctr.data.value_arrays``).
 """
 
@@ -188,7 +188,7 @@ class Number(FeatureBase):
         step: evenly spaced boundaries.
         as_value: ``value``: the network reads the number itself, less the mean and over the standard deviation of the
             rows learned so far, between -10 and 10, and whether it is missing.
-        scale: of a value, ``log``: sign(x) log(1 + |x|) takes its place, which suits amounts of any size.
+        scale: ``log``: a value x is replaced by sign(x) log(1 + |x|), which suits amounts of any size.
     """
 
     left_out = ("as_value", "scale")
@@ -256,7 +256,7 @@ class Vector(FeatureBase):
         separator: the text between numbers that are given as text; a space stands for any run of white space.
         strip: ASCII characters that are taken off both ends of each number that is given as text: with ``,`` as
             separator and ``[]`` here, ``[0.5, 1]`` is read.
-        normalize: of each element, whether the network reads it less the mean and over the standard deviation of the
+        normalize: whether the network reads each element less the mean and over the standard deviation of the
             rows learned so far, between -10 and 10; else it reads the element itself.
     """
 

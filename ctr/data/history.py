@@ -54,7 +54,7 @@ class History(StrictModel):
 
     @property
     def hidden_us(self) -> int:
-        """Returns the microseconds before a query whose rows it does not see; at least 1."""
+        """Returns the microseconds just before a query whose rows its history leaves out; at least 1."""
         return max(self.after_us, 1)
 
 

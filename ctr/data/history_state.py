@@ -2,11 +2,11 @@
 
 ::
 
-    LOG/histories/END-DIGEST.parquet    what is known at END, of the partitions whose manifests have this digest
+    LOG/histories/END-DIGEST.parquet    the histories at END, from the partitions whose manifests have this digest
 
-What is known follows from the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value``
-(ids) and ``time``, saves reading them: without it, or after a partition that came late, shards are read again, and the
-same is found.
+Histories depend on the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value`` (ids)
+and ``time``, saves reading the partitions: without it, or after a partition that came late, shards are read again, with
+the same result.
 """
 
 import hashlib
@@ -58,9 +58,9 @@ class Histories:
         self._manifests: dict[tuple[int, int], Manifest] = {}
 
     def fill(self, start: int, rows: pa.Table) -> pa.Table:
-        """Fills the columns of histories of the rows of a partition, which are in order.
+        """Fills the history columns of a partition's rows, which are in order.
 
-        Returns the rows as they are where the log has no histories.
+        Returns the rows unchanged if the log has no histories.
         """
         if not self._histories:
             return rows
@@ -171,7 +171,7 @@ class Histories:
 
 
 def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> HistoryRows:
-    """Selects the rows that count, in their order."""
+    """Selects, in order, the rows with a key and a value, only clicked ones if the history asks for these."""
     keys, values = ids[history.by], ids[history.of]
     counts = (keys != MISSING_ID) & (values != MISSING_ID)
     if history.where == "clicked":

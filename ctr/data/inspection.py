@@ -65,8 +65,8 @@ class TopId:
 
     id: int
     value: str | None  # the raw value, if known
-    share: float  # of all values of the feature
-    click_rate: float  # of its own occurrences
+    share: float  # share of all values of the feature
+    click_rate: float  # click rate of the id's occurrences
 
 
 @dataclass(frozen=True)

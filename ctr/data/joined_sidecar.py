@@ -51,7 +51,7 @@ class _Partition:
 class JoinedSidecar:
     """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
 
-    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks something.
+    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks a column.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class JoinedSidecar:
         return self._cache[index]
 
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False where it is not.
+        """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False if not found.
 
-        Fast if the sidecar's rows are in the same order. What lies before the first of these rows is forgotten; going
-        back is possible and reads it again. Raises InputError: a partition is damaged or another log's.
+        Fast if the sidecar's rows are in the same order. Partitions before the first of these rows are dropped from
+        memory, and read again if earlier rows follow. Raises InputError: a partition is damaged or another log's.
         """
         rows = len(example_id)
         present = np.zeros(rows, bool)

@@ -58,7 +58,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
 
 
 def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with the allowed names, for a repeated name or one of no feature with raw values."""
+    """Raises ValueError, with the allowed names, for a repeated name, or a name of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
     all_names = {feature.name for feature in features}
@@ -129,7 +129,7 @@ _DICTIONARY = pa.schema([("feature", pa.large_string()), ("id", pa.int64()), ("v
 
 
 class _ValueColumns:
-    """Ids and raw values of rows; of multivalent features those of all rows, one after the other."""
+    """Ids and raw values of rows; the lists of a multivalent feature are concatenated."""
 
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)

@@ -9,7 +9,7 @@
     LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
-exclusively. So a partition is there whole or not at all, also with several publishers, and publishing it again gives
+exclusively. So a partition appears whole or not at all, also with several publishers, and publishing it again gives
 the same bytes.
 """
 
@@ -176,7 +176,7 @@ def read_schema(folder: Path) -> Schema:
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:
-    """Reads the features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
+    """Reads the features in a file. Raises InputError: missing (message ``absent``), malformed or changed by hand."""
     content = read_json_object(path, absent)
     if content.pop("format", None) != _SCHEMA_FORMAT:
         raise of_another_version(path)
@@ -296,7 +296,7 @@ class PublishedPartitions:
 
 
 def partitions_in(folder: Path) -> list[tuple[int, int]]:
-    """Lists the partitions (start, end) of a folder's manifests in order of time. Raises InputError: other JSON."""
+    """Lists the partitions (start, end) in a folder's manifest names, by time. Raises InputError for other names."""
     partitions = []
     for name in names_in(folder, ".json"):
         match = _PARTITION.fullmatch(name.removesuffix(".json"))

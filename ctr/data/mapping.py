@@ -162,7 +162,7 @@ class Time(StrictModel):
         unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
         zone: the zone of times without an offset, such as ``Europe/Berlin``. Null: UTC.
-        ambiguous: with ``zone``, which of the two is meant by a time that the clocks show twice, at the end of summer
+        ambiguous: with ``zone``, which of both is meant by a local time that occurs twice, at the end of summer
             time. Null: its row is rejected.
         first: earlier times are rejected. Null: those before 1970.
         last: later times are rejected. Null: those after 9999.
@@ -217,7 +217,7 @@ class Time(StrictModel):
 
 
 def iso_column(content: Any) -> Any:
-    """Returns the name of a column of times in ISO 8601 as the content of a ``Time``; anything else as it is."""
+    """Converts the name of a column of ISO 8601 times to the content of a ``Time``; returns anything else unchanged."""
     return {"column": content, "format": "iso8601"} if isinstance(content, str) else content
 
 
@@ -257,7 +257,7 @@ class Join(StrictModel):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Returns the side table's columns for the look-up; no row of the log gets them."""
+        """Returns the side table's columns for the look-up, which are not added to the log's rows."""
         time = None if self.valid_from is None else self.valid_from.column
         return (self.key,) if time is None else (self.key, time)
 
@@ -526,7 +526,7 @@ def load_mapping(path: Path) -> Mapping:
 
 
 def without_labels(mapping: Mapping) -> Mapping:
-    """Makes a mapping of rows to be scored, which have neither labels nor weights. Raises InputError: histories."""
+    """Makes a mapping of rows to be scored, without labels and weights. Raises InputError if it has histories."""
     return parse_model(
         Mapping, {**dict(mapping), "label": None, "labels": {}, "weight": None}, "--without-labels"
     )

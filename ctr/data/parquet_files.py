@@ -22,8 +22,8 @@ _FEW_VALUED = ("label", "train_weight", "metric_weight")
 def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
     """Writes a table as a Parquet file with page checksums; the same bytes for the same arguments.
 
-    The higher bytes of small ids are mostly 0, and are better stored apart; a fingerprint's are as random as its lower
-    ones, and LZ4 reads them in half the time of zstd.
+    The higher bytes of small ids are mostly 0, so the byte planes are stored apart. All bytes of a fingerprint are
+    random; LZ4 reads these in half the time of zstd.
     """
     sink = io.BytesIO()
     packed = [IDS_COLUMN] if are_ids_small and IDS_COLUMN in table.column_names else False

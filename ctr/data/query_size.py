@@ -42,8 +42,8 @@ def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
 def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
     """Returns whether the queries of a log are pages of different sizes, by the counts of ``find_pages``.
 
-    A few sessions do not matter. Where they are common, that a value is missing, or 1, would say
-    whether more rows come.
+    A few sessions do not matter. If they are common, the size is not usable: whether it is missing,
+    or 1, would reveal if more rows follow.
     """
     if not pages or pages["sessions"] > _FEW_SESSIONS * (pages["pages"] + pages["sessions"]):
         return False
@@ -51,7 +51,7 @@ def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
 
 
 def with_query_size(schema: Schema) -> Schema:
-    """Adds the feature to those of a log, which must have none of this name nor read such a column."""
+    """Adds the feature to a log's schema, which must not have a feature or source column of this name."""
     return schema.model_copy(update={"features": (*schema.features, FEATURE), "counts_rows": True})
 
 

@@ -46,7 +46,7 @@ class Rows:
     metric_weight: np.ndarray
     ids: np.ndarray  # [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64
     fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
-    position: np.ndarray  # int64 [N], rising: the number of rows of the log before each of these
+    position: np.ndarray  # int64 [N], ascending: the number of rows of the log before each of these
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
     # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where one is not known.
     joined: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
 
 
 def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Finds the rows of which an id ([N, F]) is negative or not below its feature's bound; None: it has none."""
+    """Finds the rows with an id ([N, F]) that is negative or not below its feature's bound; None: no bound."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -124,7 +124,7 @@ def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
         part = slice(begin, begin + _ROWS_AT_ONCE)
         # As an unsigned number a negative id exceeds any number of buckets.
         beyond = ids[part].view(unsigned) >= buckets
-        # To bring cells together by rows costs five times what the comparison does, and seldom is there any.
+        # Reducing cells by rows costs five times as much as the comparison, and is seldom needed.
         if beyond.any():
             outside[part] = (beyond & bounded).any(axis=1)
     return outside

@@ -101,7 +101,7 @@ class AppliedSampling(StrictModel):
 
 
 class SampledLog(AppliedSampling):
-    """Content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
+    """Content of a smaller log's ``sampling.yaml``: its sampling, and the samplings of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 
@@ -193,7 +193,7 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
 
 
 def _refuse_late(source: _Source, folder: Path, decided: Callable[[Manifest], bool]) -> None:
-    """Raises InputError where strata would change what ``folder`` has: a partition came before a decided one."""
+    """Raises InputError if a new partition precedes a decided one, whose stratified decisions would change."""
     if source.stratum is None:
         return
     late = None
@@ -344,7 +344,7 @@ def write_sampled_log(
         faulty = result.faulty
         parts = [_kept_rows(shard) for shard in _decided_shards(source, manifest, result)]
         kept = pa.concat_tables([shard_schema(schema).empty_table(), *parts])
-        # Of a log that was itself sampled, the rows before all sampling stay on record.
+        # For a log that was itself sampled, the counts before all sampling stay recorded.
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
         times = manifest.start, manifest.end

@@ -4,7 +4,7 @@ Non-clicks are kept at one constant rate. Uninformative examples, clicks or not,
 teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative
 in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
 example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
-keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
+keep-probability, so every weighted sum over kept examples is an unbiased estimate of the sum over all.
 
 Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in every
 log and order, and a higher rate keeps all that a lower one does. With ``Strata`` it follows from the rows of the log
@@ -82,8 +82,8 @@ class Gradient(ByTeacher):
     it learned from the examples.
 
     Attributes:
-        threshold: examples of at least this size are all kept; one of half that at the rate 0.5.
-        lowest_rate: the rate of the smallest ones.
+        threshold: examples with a gradient of at least this size are all kept; one of half this size at the rate 0.5.
+        lowest_rate: the rate of the smallest gradients.
     """
 
     threshold: float = Field(gt=0, lt=1)
@@ -147,7 +147,7 @@ class SamplingConfig(StrictModel):
             each example is decided by itself.
         min_rate: rates and products of rates below this end with an error: they lead to large weights, which make
             training unstable.
-        time_range: examples outside it are dropped; the weights of the others do not change.
+        time_range: examples outside are dropped; the weights of the others do not change.
     """
 
     salt: _Salt = "1"
@@ -187,7 +187,7 @@ class SamplingConfig(StrictModel):
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """Returns the rule that reads a teacher's predictions, after its key, or None."""
+        """Returns the key of the rule that reads a teacher's predictions, and the rule, or None."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:
@@ -304,7 +304,7 @@ def _conditions_met(
 
 
 class Strata:
-    """Systematic sampling within strata: of each, as many rows are kept as their rates add up to.
+    """Systematic sampling within strata: each keeps as many rows as the rates of its rows add up to.
 
     The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at a place u
     in [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the

@@ -98,7 +98,7 @@ class Schema(ShortModel):
             if isinstance(feature, Cross):
                 _check_cross(feature, earlier)
             else:
-                # The exported model gets one tensor for each source: of numbers, or of strings.
+                # The exported model has one tensor for each source: numbers or strings.
                 other = kinds.setdefault(feature.source, feature)
                 if len(ways := {_way_of_reading(reader) for reader in (other, feature)}) > 1:
                     shown = " and as ".join(way for way, *_ in sorted(ways))

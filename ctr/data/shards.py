@@ -275,7 +275,7 @@ def key_at(table: pa.Table, row: int) -> Key:
 
 
 def check_goes_on(last: Key, first: Key, where: str) -> None:
-    """Raises InputError where a shard does not continue the one before it, or not with another query."""
+    """Raises InputError unless a shard begins with a query after the previous shard's last one."""
     if first[:2] > last[:2]:
         return
     problem = (

@@ -3,10 +3,10 @@
 ::
 
     LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with its own hash, as in log.py
-    LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the partition's
+    LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each row of the partition
 
-A sidecar's partition belongs to the content of the log's partition, whose hash its manifest records: it is refused
-beside another log. It is published like a partition, whole or not at all and only once.
+The manifest of a sidecar's partition records the hash of the log's partition; beside another log it is refused. A
+sidecar's partition is published like a log's, whole or not at all and only once.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Files of state that a later command reads again: held rows, histories, events in a spool.
 
 Their content is followed by 32 bytes: the SHA-256 of the file's folder and name, and of the content. So a flipped bit,
-a file that was cut, and two files that changed places are noticed before anything is made of them.
+a truncated file, and two files that were swapped are noticed before their content is used.
 """
 
 import hashlib

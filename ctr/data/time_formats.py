@@ -24,7 +24,7 @@ _NOT_QUICK = re.compile(r"6[01]|^-")  # but for texts with the second 60 or 61, 
 
 @dataclass(frozen=True)
 class TimeFormat:
-    """A format of ``strptime`` as it is read."""
+    """Reader of the times of one ``strptime`` format."""
 
     formats: tuple[str, ...]  # for Python, tried one after another
     parts: re.Pattern[str] | None  # splits a text into the parts of the format; None where none touch
@@ -45,7 +45,7 @@ class TimeFormat:
         return None
 
     def read_all(self, texts: Sequence[str]) -> pa.Array:
-        """Reads texts as ``read`` does, faster: int64, null for those of another form."""
+        """Reads texts like ``read``, but faster: int64, null for texts of another form."""
         times = pa.nulls(len(texts), pa.int64())
         if self.is_quick:
             spaced = [None if _NOT_QUICK.search(text) else self._spaced(text) for text in texts]

@@ -11,7 +11,7 @@ NAN_BITS = int(np.float32(np.nan).view(np.int32))
 
 
 def ids_of_numbers(numbers: np.ndarray) -> np.ndarray:
-    """Makes int32 of float32 of any shape; every NaN is 0."""
+    """Converts float32 of any shape to int32 ids; every NaN is 0."""
     plain = np.where(np.isnan(numbers), np.float32(np.nan), numbers.astype(np.float32, copy=False))
     return plain.view(np.int32) ^ np.int32(NAN_BITS)
 
@@ -22,11 +22,11 @@ def numbers_of_ids(ids: np.ndarray) -> np.ndarray:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns the begin of each of N rows' values, and the end of the last: int64 [N + 1]."""
+    """Returns the start of each of N rows' values, and the end of the last row's: int64 [N + 1]."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the indices of the values of lists with any begins, list after list: int64 [V]."""
+    """Returns the indices of the values of lists with the given starts, list after list: int64 [V]."""
     offsets = offsets_of(lengths)
     return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])

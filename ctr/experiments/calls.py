@@ -1,4 +1,4 @@
-"""Calls of ``ctr train`` and ``ctr sample`` that an experiment comes down to.
+"""Calls of ``ctr train`` and ``ctr sample`` that an experiment consists of.
 
 ::
 
@@ -118,7 +118,7 @@ class Call:
         return [*arguments, *(["--record", self.sidecar] if self.sidecar is not None else [])]
 
     def threads(self, folders: Folders) -> str | None:
-        """Returns the threads that its run began with, if it did: it refuses others, which would change its bits."""
+        """Returns the number of threads of its run, if begun, which must not change, as its results would."""
         threads: str | None = folders.read(self.folder, "environment.json").get("variables", {}).get(THREADS)
         return threads
 

@@ -1,7 +1,7 @@
 """Configuration of an experiment: arms that are trained on one log, and their comparisons (FF 3).
 
-Names stand in names of files, and ``@`` joins an arm with a point of the sweep, ``~`` with what its retrains differ in,
-so that these stand in none of them.
+Names are parts of file names, where ``@`` joins an arm and a point of the sweep, and ``~`` an arm and the kind of its
+retrains; so no name may contain these two characters.
 """
 
 import json

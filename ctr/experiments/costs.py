@@ -26,7 +26,7 @@ _ARMS_AT_ONCE = 8  # arms beside the baseline in one process, in whose memory al
 
 
 def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outcome]:
-    """Writes the costs of each arm of which a run is finished; counts operations alone unless ``timing``.
+    """Writes the costs of each arm with a finished run; only counts operations unless ``timing``.
 
     Returns why arms were not measured, by group of names.
     """
@@ -54,7 +54,7 @@ def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outco
                 name.removeprefix("teacher "): cost["train_flops"] for name, cost in of_teachers.items()
             },
             **measured,
-            # What failed is tried again.
+            # Failures are tried again.
             "configs": {} if failures else measured["configs"],
         }
     for name, cost in costs["arms"].items():
@@ -68,7 +68,7 @@ def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outco
 def _measure_all(
     folders: Folders, calls: Mapping[str, Call], rounds: int, failures: dict[str, Outcome]
 ) -> dict[str, dict[str, Any]]:
-    """Measures in processes of a few arms and the first one, the baseline; ``failures`` gets why some were not."""
+    """Measures a few arms and the baseline in each process; ``failures`` gets the reasons for missing ones."""
     costs: dict[str, dict[str, Any]] = {}
     base, others = [*calls][:1], [*calls][1:]
     for begin in range(0, max(len(others), len(base)), _ARMS_AT_ONCE):

@@ -57,10 +57,9 @@ Report = Callable[[Job, Outcome | None], None]  # called as each job begins, wit
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
     """Runs all jobs, in their order, and reports each as it begins and ends.
 
-    ``beam_options`` are of another runner, whose workers see the same files and whose number it has itself;
-    ``outcomes`` is a folder of its own, for their files; what was in it is removed. Raises InputError for a
-    wrong option before anything runs. After SIGINT or SIGTERM what was running has been ended, and is not
-    reported.
+    ``beam_options`` may name another runner, which decides its number of workers; they see the same files.
+    ``outcomes`` is a folder for their outcomes alone; its content is removed. Raises InputError for a wrong
+    option before any job runs. After SIGINT or SIGTERM, running jobs have been ended, and are not reported.
     """
     if not beam_options:
         with ending_by_sigterm():
@@ -148,7 +147,7 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
 
     begun, waiting = set[Job](), list(jobs)
     with ThreadPoolExecutor(1) as pool:
-        # Not in this thread: what a signal raises here may be held up, or lost, in Beam.
+        # Not in this thread: Beam may delay or lose an exception raised by a signal.
         pipeline = pool.submit(run_pipeline, options, build)
         try:
             while waiting:

@@ -42,11 +42,10 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Measures what each configuration costs on the first batches of a log.
 
-    For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
-    ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; with ``rounds`` of turns also ``step_ms``
-    and ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a
-    batch's time to that of ``base`` in the same round. Raises InputError: the log is damaged, or its time
-    range has no row.
+    Each configuration's costs are ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
+    ``dense_parameters``, ``embedding_parameters`` and ``batch_rows``; if ``rounds`` > 0 also ``step_ms`` and
+    ``inference_ms`` of a batch, and ``step_ratio`` and ``inference_ratio``: quartiles, over the rounds, of the ratio of
+    a batch's time to the time of ``base``. Raises InputError if the log is damaged or its time range has no row.
     """
     count = Operations(log)
     parsed = {

@@ -1,4 +1,4 @@
-"""Plan of an experiment: which arms, over which log, by which command, and where each run lies.
+"""Plan of an experiment: its arms, log and command, and the path of each run.
 
 OUT/plan.json is written before the first run, and read again for the report. Needs no TensorFlow, as a
 report is made without it.
@@ -62,9 +62,9 @@ class ShownSliceConfig(StrictModel):
     """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
     Attributes:
-        title: its name in the tables; empty: a description of the slice.
+        title: the slice's name in the tables; empty: a description of the slice.
         family: the name of its family.
-        index: its number in the family, see ``ctr.objective.bias_constraints``.
+        index: the slice's number in the family, see ``ctr.objective.bias_constraints``.
     """
 
     title: str = ""

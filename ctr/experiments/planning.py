@@ -185,7 +185,7 @@ class _Planner:
         return config.model_copy(update={"model": inputs.config.model}), families
 
     def _check_scored(self, config: TrainConfig, name: str) -> None:
-        """Raises InputError where a run can have no predictions of the query times that count."""
+        """Raises InputError if a run can have no predictions in the query times that count."""
         scored, times = self._experiment.scored, config.time_range
         if scored == TimeRange():
             return

@@ -1,7 +1,7 @@
 """Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
 
-Teachers first, then samplings, which may need a teacher's predictions, then arms. What is there already is not made
-again, so the same command goes on after an interruption, tries what failed, and trains what was added to the file.
+Teachers first, then samplings, which may need a teacher's predictions, then arms. Existing results are not computed
+again, so the same command continues after an interruption, retries failures, and trains arms added to the file.
 """
 
 import os
@@ -31,7 +31,7 @@ class Options:
     """Execution options of an experiment or a search, which do not change its runs.
 
     Attributes:
-        command: what repeats it.
+        command: the command that repeats it.
         workers: how many runs are trained side by side; None: one for each processor.
         beam_options: options of another Beam runner, whose workers see the log and the output folder under the
             same paths.

@@ -37,7 +37,7 @@ def each_array(file: Path | BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         raise
     except Exception as error:
         if isinstance(error.__context__, OSError):
-            # To zipfile a disk that does not give the end of a file makes it no archive.
+            # If reading the end of a file fails, zipfile says that it is no archive.
             raise error.__context__ from None
         # From zipfile, zlib and NumPy's header parser: a dozen types, down to errors of Python's tokenizer.
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None

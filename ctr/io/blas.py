@@ -1,4 +1,4 @@
-"""One thread for the products of NumPy, in a process whose processors have other work."""
+"""Limits NumPy's matrix products to one thread, in a process whose processors have other work."""
 
 import contextlib
 import functools

@@ -6,7 +6,7 @@ TensorFlow reads and writes them in a folder of the process alone, which begins 
     ~/.cache/ctr/loops/process-*/NAME          of a process; new ones move to the store when it ends
 
 TensorFlow loads a file that was changed, and fails on one that was cut off: only files with the hash in their names get
-links. What a killed process leaves, which may be cut off, the next one removes. A loop is a program: nobody else may be
+links. The next process removes what a killed one leaves, which may be cut off. A loop is a program: nobody else may be
 able to write to the store, and another processor's loops have another MACHINE.
 """
 
@@ -76,7 +76,7 @@ def keep_compiled_loops() -> None:
         # Reads the flags.
         tf.config.list_physical_devices()
     finally:
-        # Neither a record of the environment nor another process is to have them.
+        # Neither a record of the environment nor a child process may get the flags.
         del os.environ[_FLAGS]
 
 
@@ -87,7 +87,7 @@ def _open_store() -> Path:
         caches = os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("CTR_CACHE") or f"{caches}/ctr").absolute()
     check_local(os.environ.get("CTR_CACHE", ""))
-    # Not those above: where there is no home, none is made.
+    # Without its parents: a missing home directory is not created.
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     for private in (folder, folder / "loops"):
         private.mkdir(mode=0o700, exist_ok=True)
@@ -121,7 +121,7 @@ def _digest(machine: str, name: str, path: Path) -> str:
 
 
 def _link(store: Path, machine: str, folder: Path) -> None:
-    """Links the machine's loops that are whole into the folder, and removes the others, and folders of the dead."""
+    """Links the machine's loops that are whole into the folder, removes others, and dead processes' folders."""
     for left in store.glob("process-*"):
         with contextlib.suppress(OSError, PassingError), hold(left, f"{left}: in use"):
             shutil.rmtree(left)

@@ -53,7 +53,7 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, PyYAML requires 1.0e-6.
 
     Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
     itself or is much larger than it looks.
@@ -173,17 +173,17 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
 
 
 def read_json_object(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
+    """Parses a file. Raises InputError: the file is missing (message ``absent``), or malformed."""
     return parse_json_object(read_bytes(path, absent), str(path))
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that the content was changed."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: missing (message ``absent``), or changed."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 
 def read_bytes(path: Path, absent: str) -> bytes:
-    """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
+    """Reads a file. Raises InputError: with the message ``absent`` if it does not exist, or if reading fails."""
     if not path.is_file():
         check_local(path)
         raise InputError(absent)

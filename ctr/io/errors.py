@@ -11,7 +11,7 @@ from typing import Self
 
 from ctr.io.signals import Interrupted
 
-# Bad input fails again with the same command; a defect is ours; what may pass, such as a full disk, is worth a restart.
+# Bad input fails again with the same command; a defect is a bug; a fault that may pass (a full disk) merits a restart.
 INPUT, DEFECT, PASSING, INTERRUPTED = 1, os.EX_SOFTWARE, os.EX_TEMPFAIL, 128 + signal.SIGINT
 
 # Control characters, those that change direction or show nothing, halves of pairs, and line ends of other kinds.
@@ -73,11 +73,11 @@ _PASSING_OF_TENSORFLOW = (
 
 
 def exit_status(error: BaseException) -> int:
-    """Returns the status with which a command ends that raised ``error``; nothing else decides it.
+    """Returns the exit status of a command that raised ``error``; every exit status is decided here.
 
-    130 and 143 after SIGINT and SIGTERM; ``PASSING``: memory, a full disk, too many open files, a process that was
-    killed, a store or another worker that does not answer, also where another error was raised about it; ``INPUT``; and
-    ``DEFECT``: an exception that nobody expected.
+    130 and 143 after SIGINT and SIGTERM; ``PASSING`` for lack of memory, disk space or file descriptors, a killed
+    process, or a store or worker that does not answer, also as the cause of another error; ``INPUT`` for bad input; and
+    ``DEFECT`` for an unexpected exception.
     """
     if isinstance(error, Interrupted):
         return error.status
@@ -96,7 +96,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def process_status(returncode: int) -> int:
-    """Returns ``INPUT``, ``DEFECT`` or ``PASSING`` for a process of ours that failed; a signal's sender may be gone."""
+    """Returns ``INPUT``, ``DEFECT`` or ``PASSING`` for a failed child process; a signal counts as ``PASSING``."""
     if returncode in (INPUT, USAGE):
         return INPUT
     return PASSING if returncode < 0 or returncode == PASSING else DEFECT

@@ -136,7 +136,7 @@ class _Sync:
         self.copied: set[str] = set()
 
     def copy(self) -> None:
-        """Copies what differs, and goes on for ``_LIMIT`` seconds where that fails for reasons that may pass."""
+        """Copies all files that differ; retries for ``_LIMIT`` seconds after failures that may be temporary."""
         begun, done = time.monotonic(), len(self.copied)
         while True:
             try:
@@ -239,7 +239,7 @@ def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def _shown(error: Exception) -> str:
-    # What follows is for programmers, a request's query may hold a signature, and XML the key.
+    # The rest is for programmers; a request's query may hold a signature, and XML the key.
     said = str(error).partition("\n\nDebug source")[0]
     if "NoSuchBucket" in said or "ContainerNotFound" in said:
         return "no such bucket"
@@ -257,7 +257,7 @@ def sync(
     follow_seconds: float | None = None,
     progress: _Progress = lambda files: None,
 ) -> int:
-    """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
+    """Copies files of ``source`` that ``target`` lacks, both folders or addresses; returns the number of files.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.

@@ -168,10 +168,10 @@ def dual_step(
     both to the last bit.
 
     Args:
-        seen: float32 [2, K], of the batches that had any of the slice their mean weight and their number; from 0 on.
+        seen: float32 [2, K], the slice's mean weight in the batches that had any of it, and their number; 0 at first.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
-        total_of: makes sums over these rows those over the whole batch, where workers divide it.
+        total_of: adds up sums over the workers that divide a batch.
     """
     inside, error = _errors(rows)
     weight = tf.where(inside, rows.weight, tf.zeros_like(rows.weight))

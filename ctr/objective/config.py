@@ -48,7 +48,7 @@ class Term(Protocol):
 
     @property
     def ramp(self) -> Ramp:
-        """Multiplies it."""
+        """Ramp that multiplies the term."""
 
 
 class RankingConfig(StrictModel):

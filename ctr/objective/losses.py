@@ -5,8 +5,8 @@
 with a = alpha1, d and x_j = the weights of distillation and of losses of other packages, and r, each times its ramp (FF
 4.1, 7.1). Each L is a sum over rows or
 pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
-FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
-others as it is.
+FF's, none depends on the size of the batch, and rows that serve a constraint alone do not change the gradient of the
+other rows.
 
 Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
 embeddings descend along the sum without L_rank (``without_ranking``).
@@ -34,11 +34,11 @@ class BatchObjective(NamedTuple):
     """The objective of a batch, but for the logits.
 
     Attributes:
-        targets: of ``ctr.objective.targets.make_targets``.
-        ramps: by term, scalars.
-        duals: by family of slices lambda_k, float32 [slices].
-        slices: by family each row's slice, int32 [B] (``slices_of``).
-        workers: those that divide the batch.
+        targets: the result of ``ctr.objective.targets.make_targets``.
+        ramps: values of the ramps, by term, scalars.
+        duals: lambda_k of each family of slices, float32 [slices].
+        slices: each row's slice, by family, int32 [B] (``slices_of``).
+        workers: the workers that divide the batch.
     """
 
     config: ObjectiveConfig
@@ -141,8 +141,8 @@ def loss_and_terms(
 
     Args:
         prediction: float32 [B], the logit.
-        scores: of the components that predict it.
-        shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
+        scores: scores of the components of the prediction.
+        shifted: float32 [n, B], the logits of the logistic loss, if these are shifted by offsets that depend on the
             labels.
     """
     config, targets, ramps, logits = batch.config, batch.targets, batch.ramps, scores.logits
@@ -161,7 +161,7 @@ def loss_and_terms(
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
             ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
-            # Undivided where it is to be the loss without ranking, by which embeddings learn.
+            # Not scaled if the loss without ranking is needed, from which embeddings learn.
             parts = [loss, share / (1 - share) * ranked] if outside else [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
@@ -229,7 +229,7 @@ class LogitCurvature(NamedTuple):
 
 
 def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor) -> LogitCurvature:
-    """Computes the curvature of the terms of one component but constraints and anti-distillation, which bend both ways.
+    """Computes the curvature of a component's terms, except constraints and anti-distillation, which are not convex.
 
     Args:
         logit: float32 [B], the component's.
@@ -280,13 +280,13 @@ def bend(logit: tf.Tensor) -> tf.Tensor:
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
     """Adds up the terms of ``loss_and_terms`` but for the rank loss."""
-    # Those of further labels, which stand last, are not among them.
+    # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])
 
 
 def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
-    """Zeroes a term that all workers compute for the whole batch, but on the first one; its gradient stays."""
+    """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
     if workers.size == 1:
         return term
     share = term if workers.is_chief else tf.zeros_like(term)

@@ -85,7 +85,7 @@ def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs
 
 
 def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Finds where queries begin, int64; the same query in two logs is two queries."""
+    """Finds the rows at which queries begin, int64; a query id that occurs in two logs means two queries."""
     return np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
 
 
@@ -108,7 +108,7 @@ def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) 
 
 
 def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
-    """Numbers the queries of some rows by where they begin: int64 [rows]."""
+    """Numbers the queries of rows by their ``begins``: int64 [rows]."""
     is_begin = np.zeros(rows, np.int64)
     is_begin[begins[begins > 0]] = 1
     return np.cumsum(is_begin)

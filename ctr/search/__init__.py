@@ -3,5 +3,5 @@
 Begin with ``run``: a search from its file to its result. ``space`` has what may differ, over the parts of an
 ``architecture``; ``problem`` what a candidate costs, by counted operations. Candidates are masks of one network
 (``supernet``, ``shared_weights``, ``masks``), which a ``controller`` learns to prefer. ``record`` has the files that
-come of it, ``report`` shows them.
+store the result, ``report`` shows them.
 """

@@ -52,13 +52,13 @@ class Shape:
 
     Attributes:
         deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
-        deep_ranks: for each of them the rank of its bottleneck; 0: it has none.
+        deep_ranks: for each deep layer, the rank of its bottleneck; 0: none.
         crosses: the number of crosses.
         cross_rank: the rank of their matrices; 0: these are full.
         widths: embedding widths of the features that are decided on; 0: a linear weight alone.
         without: the features that it does not have.
-        ui_units: as ``deep_units``, of the UI tower.
-        factor_width: of the learned part of Q and U; 0 of a model that is not factorized.
+        ui_units: widths of the UI tower's layers, as ``deep_units``.
+        factor_width: width of the learned part of Q and U; 0 if the model is not factorized.
     """
 
     deep_units: tuple[int, ...]
@@ -71,7 +71,7 @@ class Shape:
     factor_width: int = 0
 
     def within(self, largest: "Shape") -> "Shape":
-        """Leaves out the layers that the largest network does not have, either."""
+        """Leaves out the layers that even the largest network lacks."""
 
         def present(values: tuple[int, ...], widths: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(value for value, width in zip(values, widths, strict=True) if width)

@@ -27,8 +27,8 @@ class ControllerConfig(StrictModel):
         mode: how it keeps to the target. ``penalty``: the reward is accuracy plus gamma |cost / target - 1|.
             ``rejection``: candidates above the target are drawn again, and gradients corrected for it (TabNAS).
         gamma: the factor of the cost's distance from the target.
-        baseline_decay: of the moving average of rewards.
-        learning_rate: of the controller, about as much as a logit moves in a step at most. Null: that of TuNAS, 0.0048,
+        baseline_decay: decay of the moving average of rewards.
+        learning_rate: the controller's, about the most that a logit moves in a step. Null: the one of TuNAS, 0.0048,
             or 20 over the number of steps where these are so few that no logit would move far.
         warmup_fraction: the share of the search in which it does not learn, and in which all parts of the supernet
             are trained at first.
@@ -62,15 +62,15 @@ class SearchConfig(StrictModel):
         base: the file of a training configuration, relative to the search's file. Null: ``config`` is the complete
             configuration.
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
-            What results is the baseline.
+            The result is the baseline.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
-        seed: of everything that is drawn, and of the runs of the search.
+        seed: seed of all draws, and of the runs of the search.
         seeds: the result and the baseline are trained with each of these in the end.
         cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it
             (``serving``).
-        controller: of the supernet.
+        controller: options of the supernet's controller.
     """
 
     title: str = "Search"

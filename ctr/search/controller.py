@@ -13,8 +13,8 @@ it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given 
 q_d is the gradient of log P(V) plus p_d. It is exact where all candidates can be listed. Otherwise it comes from the
 paper's estimate P(V) ~ 1/N sum 1[z_i in V] p(z_i) / r(z_i), with z_i drawn from r = p.
 
-Rewards are paired: candidates predict the same batch, and what counts of a loss is its distance from their mean.
-Everything is float64 NumPy, and everything that is drawn is a hash of the seed and of what it is drawn for.
+Rewards are paired: candidates predict the same batch, and a loss counts by its distance from their mean.
+Everything is float64 NumPy, and every draw is a hash of the seed and its purpose.
 """
 
 import heapq
@@ -96,7 +96,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     drawn = []
     for decision, shares in enumerate(probabilities(logits)):
         uniform = uniform_hash(numbers, f"{purpose} decision {decision}")
-        # The last choice also has what rounding leaves of 1.
+        # The last choice also gets the remainder of rounding.
         drawn.append(np.searchsorted(np.cumsum(shares)[:-1], uniform, side="right"))
     return np.stack(drawn, axis=1)
 

@@ -9,8 +9,8 @@ is compiled anew. With M_i the mask of layer i's units and R_i that of its bottl
     features        what a table gives for each feature, the linear weight included, times the feature's columns
     factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the numbers of Q and U
 
-so that what is masked has a gradient of zero, whatever the activation, and neither it nor its AdaGrad accumulator
-moves. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
+so that masked weights have a gradient of zero, whatever the activation, and neither they nor their accumulators
+move. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
 
 A layer i that is absent is passed over: the next present one reads h_s of the last present layer before it. Units of
 different layers mean different things, so that a layer has a matrix of its own for each layer that it may read, of
@@ -146,7 +146,7 @@ class MaskedPart(Part):
 
     def __init__(self, masks: Mapping[str, np.ndarray]) -> None:
         self._shapes = {name: mask.shape for name, mask in masks.items()}
-        # One variable, as each that is set takes time.
+        # One variable, since each assignment takes time.
         self._values = tf.Variable(self.packed(masks), trainable=False)
 
     @staticmethod

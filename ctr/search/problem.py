@@ -23,7 +23,7 @@ Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit
 
 
 def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
-    """Returns a cached cost relative to the base's, which raises InputError for an impossible configuration."""
+    """Returns a cached function for a candidate's cost relative to the base; it raises InputError if impossible."""
     unit = measure(space.apply_values(base, {}))
 
     @cache
@@ -58,9 +58,9 @@ class Prefix:
 
 
 def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix, int]:
-    """Finds the prefix with a share of a log's rows, up to a query time: no query is divided.
+    """Finds the prefix with a ``share`` of a log's rows, up to a query time: no query is divided.
 
-    Returns it and the number of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
+    Returns it and the count of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
     no row in the time range, or the prefix would have none.
     """
     manifests = read_manifests(log)

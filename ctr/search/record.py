@@ -19,7 +19,7 @@ class SearchRecord(Record):
 
     title: str
     note: str
-    command: str  # that repeats it
+    command: str  # the command that repeats it
     ctr_version: str
     log: str  # its folder
     log_sha256: str
@@ -32,7 +32,7 @@ class SearchRecord(Record):
     rows: int  # of the log, in the configuration's time range
     prefix_rows: int  # those that the search reads
     prefix_end: str | None  # the first query time that it does not read; None: it reads all
-    examples: int  # that the supernet learned from
+    examples: int  # examples that the supernet learned from
     passes: float  # computed by the search, in passes of the baseline over all rows
     chosen: str  # ``baseline``, or ``cN`` for candidate N of the space
     values: dict[str, Any]  # its choices; empty for the baseline
@@ -42,7 +42,7 @@ class SearchRecord(Record):
 class ControllerRecord(Record):
     """State of the controller at one point of its pass."""
 
-    examples: int  # that the supernet has learned from
+    examples: int  # examples that the supernet has learned from
     steps: int  # of the controller
     entropy: float  # nats, summed over the decisions
     probabilities: dict[str, list[float]]

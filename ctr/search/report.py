@@ -1,6 +1,6 @@
 """Report of a search: tables as text, numbers as CSV, and a page as one HTML file.
 
-The comparison of its result with the baseline is that of the experiment in OUT/replay.
+Its result is compared with the baseline by the experiment in OUT/replay.
 """
 
 from collections.abc import Sequence

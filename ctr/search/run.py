@@ -7,9 +7,9 @@
     OUT/best.yaml        the configuration of the result
     OUT/replay.yaml      the experiment that compares it with the baseline
     OUT/replay           that experiment
-    OUT/search.json      what came of it, see ``ctr.search.record``
+    OUT/search.json      the result, see ``ctr.search.record``
 
-What is there already is not made again, so the same command goes on after an interruption.
+Existing results are not computed again, so the same command continues after an interruption.
 """
 
 from collections.abc import Sequence

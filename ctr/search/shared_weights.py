@@ -1,10 +1,10 @@
 """Learning of a search by weight sharing: one network that holds all candidates, and a controller beside it.
 
-A batch is first predicted by several candidates that the controller draws, whose losses are the rewards;
-then the weights learn from it with others that are drawn, beside the largest network: by candidates alone,
-whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the controller
-makes its step. At first the largest network stands for those that are drawn, too, with a probability that
-falls to 0 while the controller waits (TuNAS).
+First, several candidates that the controller samples predict the batch; their losses are its rewards. Then
+the weights are trained on the batch with other sampled candidates and the largest network: with candidates
+alone, whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the
+controller is updated. Early on, the largest network also replaces sampled candidates, with a probability
+that falls to 0 while the controller waits (TuNAS).
 """
 
 import json
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def drawn(self) -> int:
-        """Number of candidates drawn to learn from a batch; several of the same would only round otherwise."""
+        """Number of candidates drawn to learn from a batch; 1 if there is only one candidate."""
         return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
@@ -77,7 +77,7 @@ class Plan:
         return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Shape:
-        """Returns a candidate by the layers of the largest network, without layers that no candidate has."""
+        """Returns a candidate's shape, without the layers that even the largest network lacks."""
         shape, largest = (self.space.shape(self.base, chosen) for chosen in (choice, self.space.largest))
         return shape.within(largest)
 
@@ -165,7 +165,7 @@ class SharedStep(CompiledStep):
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step by the mean of candidates' gradients, without the controller; the first scores."""
+        """Makes a step with the mean of candidates' gradients; returns the first one's scores. No controller step."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 
@@ -256,7 +256,7 @@ def _line(plan: Plan, state: Progress) -> dict[str, Any]:
 
 
 class Records:
-    """File of JSON lines, each with the number of ``examples`` before it ends."""
+    """File of JSON lines, each with ``examples``, the number of examples processed when it was written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -137,7 +137,7 @@ def with_widths(
 
 
 def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
-    """Names the experts of a supernet where they are ``auto``, and says where pairs would be among them; else empty.
+    """Resolves ``auto`` experts without pairs; also returns a note if pairs would be among them, else "".
 
     Raises InputError: the configuration names pairs.
     """

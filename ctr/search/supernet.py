@@ -1,8 +1,8 @@
 """Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's own pass.
 
-A batch of one pass over a log is unseen when it comes, so that it judges candidates for nothing
-(``ctr.search.shared_weights``). What the controller has learned is in the run's checkpoints, so that a search goes on
-where it was killed, to the same bits.
+In a single pass over a log each batch is new, so that it evaluates candidates without held-out data
+(``ctr.search.shared_weights``). The run's checkpoints have the controller's state, so that a killed search resumes,
+with the same bits.
 
 ::
 
@@ -136,7 +136,7 @@ def _one_pass(
     rows: int,
     progress: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Makes the pass, or the rest of it; returns the final variables by name."""
+    """Runs the pass, or the rest of it; returns the final variables by name."""
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 

@@ -36,7 +36,7 @@ from ctr.training.state import dense_weights
 
 log = logging.getLogger(__name__)
 
-# What tells models apart, whatever machine and library wrote them.
+# Metadata that identify a model, independent of the machine and library that wrote it.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
 
 _WARMUP_BATCHES = (1, 64)
@@ -71,12 +71,12 @@ def export_from_run(snapshot: Snapshot) -> None:
 
 
 def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
-    """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
+    """Writes a model to a temporary folder, flushes it to disk, and renames it to its final path.
 
-    The newest ``keep`` versions stay.
+    Deletes all but the newest ``keep`` versions.
 
-    Raises InputError: the version is there already and is another model's, the newest one is of another
-    run, or, without ``wait``, another process is publishing.
+    Raises InputError if the version exists with another model, if the newest version belongs to another
+    run, or, without ``wait``, if another process is publishing.
     """
     check_models_folder(out)
     make_folder(out)
@@ -101,9 +101,9 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
 
 
 def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported | None:
-    """Finds a model under its name; refuses another one there, and a folder of another run.
+    """Returns the version if it is exported already; raises InputError if it holds another model or another run.
 
-    Versions are ordered by position alone: one of another run would be served in place of this one, or hide it.
+    Versions are ordered by position alone: a version of another run could be served instead of this one.
     """
     if final.exists():
         metadata = read_metadata(final)
@@ -135,7 +135,7 @@ def _differing(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[st
 
 
 def _other_logs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    """Returns whether two positions are of different logs. Hashes can be compared for equal numbers of partitions."""
     first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (old, new))
     if first.keys() != second.keys():
         return True
@@ -197,7 +197,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
     signatures = serving_signatures(snapshot)
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
-    # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
+    # Variables that no function reads are left out: duals, optimizer state, a head that only ranks.
     module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # The default of clients that name no function.

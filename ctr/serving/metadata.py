@@ -39,7 +39,7 @@ def find_model(path: Path) -> Path:
 
 
 def hash_files(model: Path) -> dict[str, str]:
-    """Hashes every file of a model but the metadata (SHA-256), by its path below ``model``."""
+    """Hashes every file of a model except the metadata (SHA-256), by its path below ``model``."""
     paths = sorted(path for path in model.rglob("*") if path.is_file())
     names = {path: path.relative_to(model).as_posix() for path in paths}
     return {name: file_sha256(path) for path, name in names.items() if name != f"{EXTRA}/{FILE}"}

@@ -44,7 +44,7 @@ from ctr.training.run.snapshot import Snapshot, read_snapshot
 def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
     """Returns the ids of N rows of a log by feature: int32 or int64 [N], of multivalent features ragged [N, None].
 
-    ``schema``: the log's, or a model's (``RecommendersModel.schema``); then queries are whole (``add_query_size``).
+    ``schema``: the log's, or a model's (``RecommendersModel.schema``), for whole queries (``add_query_size``).
     """
     rows = add_query_size(rows, schema)
     single = {name: tf.constant(rows.ids[:, column]) for column, name in enumerate(schema.single_valued)}
@@ -72,10 +72,10 @@ class RecommendersModel(tfrs.Model):
     Attributes:
         schema: the features of the model.
         tables: the embedding tables with their linear weights, float32 [rows, width + 1].
-        crosses: of ``tfrs.layers.dcn.Cross``.
+        crosses: the ``tfrs.layers.dcn.Cross`` layers.
         deep: the deep layers, one ``tf.keras.Sequential`` each: with a bottleneck of two ``Dense``, else of one.
         head: ``Dense`` of one unit without a bias.
-        bias: of the output.
+        bias: bias of the output.
 
     Raises:
         InputError: a factorized model, an ensemble, linear weights alone, or attention.

@@ -64,7 +64,7 @@ class Scorer:
         except InputError:
             raise
         except Exception as error:
-            # What TensorFlow raises for what it did not write itself has no common kind.
+            # TensorFlow's errors for foreign files have no common type.
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
 
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
@@ -185,7 +185,7 @@ class RowCache:
         with self._lock:
             indices = np.fromiter(map(self._indices.get, keys, repeat(-1)), np.int64, len(keys))
             missing = np.flatnonzero(indices < 0).tolist()
-            # A loop that is not in Python.
+            # map runs the loop in C, not in Python.
             deque(map(self._keys.move_to_end, indices[indices >= 0].tolist()), maxlen=0)
             rows = self._rows[indices]
         if not missing:

@@ -35,7 +35,7 @@ from ctr.simulator.world import (
 # Visibility falls with the position as position^-exponent, fastest on a small screen.
 _EXPONENT = {"phone": 0.8, "desktop": 0.5, "tablet": 0.6}
 _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
-# Of the arrays of so many queries most fit in a processor's cache.
+# Arrays of this many queries mostly fit in a processor's cache.
 _CHUNK = 8_192
 # More changes within a span whose mean is one have a probability below 1e-14.
 _MOST_CHANGES = 16
@@ -55,7 +55,7 @@ class Placed:
 
 
 def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
-    """Computes the share of users that examine each place, [N]: by position, device, rendering and format."""
+    """Computes the share of users that examine each place, [N], by position, device, rendering and format."""
     device = queries.device[placed.query]
     exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
     rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
@@ -75,7 +75,7 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
 
 
 def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
-    """Computes the logit without interests, [N], of a click on an ad that is examined; how it is shown has no part."""
+    """Computes the logit, [N], of a click on an examined ad without interests; its presentation has no effect."""
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
@@ -112,7 +112,7 @@ def true_logit(
 
 
 def ad_age_days(ads: Ads, ad: np.ndarray, day: int) -> np.ndarray:
-    """Counts the whole days that each ad has been there, [N], on day number ``day`` of the log."""
+    """Counts the whole days since each ad appeared, [N], on day number ``day`` of the log."""
     return day - ads.born[ad]
 
 
@@ -140,8 +140,8 @@ def run_auction(
     """Ranks by bid times the prediction for the first place, prices by the second price.
 
     From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
-    reserve; the first that is not ends the page. A click costs what would just have kept the rank, and no less than
-    what would just have been worth the place. Randomized queries show a random number of ads in random order.
+    reserve; the first that is not ends the page. A click costs the lowest bid that would have kept the rank and reached
+    the reserve at the place. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]
@@ -194,7 +194,7 @@ def crude_policy(config: WorldConfig, world: World) -> Policy:
             + 0.5 * world.advertiser_quality[ads.advertiser[ad]]
             + ads.repute[ad]
         )
-        # 0.6: as if every page were on the same device.
+        # 0.6 everywhere, as if every page were on the same device.
         return (logistic(believed) * placed.position**-0.6).astype(np.float32)
 
     return predict

@@ -25,7 +25,7 @@ class InterestsConfig(StrictModel):
         themes: the number of themes of ads.
         at_once: the number of interests that a user has at a time, each in a theme; two may be in the same one.
         lasting: the mean time until an interest moves to a theme that is drawn anew.
-        strength: what is added to the logit of a click where the ad's theme is among the user's interests.
+        strength: the amount added to the logit of a click where the ad's theme is among the user's interests.
     """
 
     themes: int = Field(default=20, ge=2, le=10_000)
@@ -98,7 +98,7 @@ class WorldConfig(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Begin of the first day in microseconds since 1970, UTC."""
+        """Start of the first day in microseconds since 1970, UTC."""
         start = datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC)
         return int(start.timestamp()) * 1_000_000
 
@@ -138,7 +138,7 @@ class EventsConfig(StrictModel):
 
 
 class SimulatorConfig(WorldConfig):
-    """The world, and how long its log is: a longer one begins with the same days.
+    """The world, and the length of its log: a longer one begins with the same days.
 
     Attributes:
         events: how raw events arrive, if they are written.

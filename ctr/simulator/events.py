@@ -9,7 +9,7 @@
 Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
 ``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (same type), and the source columns of
 ``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is
-delivered twice differs in the arrival alone.
+delivered twice has different arrivals alone.
 """
 
 import io
@@ -129,7 +129,7 @@ def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[i
 
 
 def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
-    """Uniform, [rows, each]. The first rows are the same however many there are, so a cut log has the same events."""
+    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, so a cut log agrees."""
     return random_stream(*numbers).random((rows, each))
 
 

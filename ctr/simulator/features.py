@@ -79,7 +79,7 @@ _UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
 
 
 def _page_number(queries: Queries, placed: Placed) -> np.ndarray:
-    """The rows of pages on which ads are placed, [N]."""
+    """Returns the index of each ad's combination of position, format, rendering and device, [N]."""
     query = placed.query
     axes = (placed.position - 1, placed.format, queries.rendering[query], queries.device[query])
     return np.ravel_multi_index(axes, _UI_SHAPE)

@@ -45,7 +45,7 @@ of a click (float32), and whether its query was ``randomized`` (bool).
 
 @dataclass
 class Counts:
-    """Counts of a simulation: of all queries that the log could have, and those that showed something."""
+    """Counts of a simulation: of all queries that the log could have, and of queries that showed ads."""
 
     examples: int = 0
     queries: int = 0

@@ -32,7 +32,7 @@ _DEVICE_SHARES = (0.6, 0.3, 0.1)
 _FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
 _WEEKEND_TRAFFIC = 0.75
 _ON_TOPIC = 0.6
-# Of the places of a page, how often an ad is shown there in its richest format; elsewhere as text.
+# For each place of a page, how often an ad is shown there in its richest format, and else as text.
 _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
@@ -124,14 +124,14 @@ def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
 
 @dataclass(frozen=True)
 class Ads:
-    """The A ads of a day, in the order of their numbers, which name an ad for as long as it is there."""
+    """The A ads of a day, ascending by their numbers, which identify an ad for its whole lifetime."""
 
     number: np.ndarray
     advertiser: np.ndarray
     topic: np.ndarray
     words: np.ndarray
     taste: np.ndarray  # [A, TASTE_SIZE], what kind of user and query it suits
-    bid: np.ndarray  # what its advertiser offers for a click
+    bid: np.ndarray  # the advertiser's bid for a click
     born: np.ndarray  # the day from which it is there, negative where before the first one
     gone: np.ndarray  # the first day on which it is there no more
     richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material
@@ -209,7 +209,7 @@ class Queries:
     """Q queries in the order of the log."""
 
     number: np.ndarray  # [Q], of the day
-    time_us: np.ndarray  # [Q], rising
+    time_us: np.ndarray  # [Q], ascending
     user: np.ndarray
     device: np.ndarray
     topic: np.ndarray  # [Q], which the log does not show

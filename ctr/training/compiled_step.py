@@ -64,7 +64,7 @@ class CompiledStep:
         by_products = not self._jit and accelerator() is None
         self._step = Step(state, config.objective, config.optimizer, parts, by_products)
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
-        # What is scored may also be a feed to learn from, which has more.
+        # A scored feed may also be one to learn from, which has more targets.
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
         # first-order steps: traces of their own.
@@ -148,7 +148,7 @@ class CompiledStep:
         return Scores(none, slices, labels=[none for _ in self.state.architecture.labels])
 
     def _functions_of(self, feed: Feed) -> list[Callable[..., Any]]:
-        """Returns the functions that learn and score, for feeds of so many tables that are as large."""
+        """Returns the functions that learn and score, for feeds with as many tables and equal ``preconditions``."""
         key = len(feed.plans), feed.preconditions
         if key not in self._functions:
             scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(len(feed.plans))
@@ -167,14 +167,14 @@ class CompiledStep:
         return self._functions[key]
 
     def _with_rows(self, name: str, feed: Feed) -> Feed:
-        """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""
+        """Assigns rows to a feed's ids; waits as long for other workers as the step that follows does."""
         is_first = all(key[0] != name for key in self._compiled)
         with self.state.workers.timeout(is_patient=is_first):
             return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
     def _calling(self, name: str, feed: Feed | FusedFeed) -> Iterator[None]:
-        """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
+        """Announces a compilation by the call in the block, if any; limits the time to wait for other workers."""
         key: tuple[object, ...] = (name, feed.preconditions) if name == "learn" else (name,)
         if feed.shape is not None:
             key += (feed.shape,)

@@ -323,7 +323,7 @@ class TrainConfig(StrictModel):
         try:
             is_inside = has_linear_inside(ModelConfig.model_validate(model))
         except ValueError:
-            # What is wrong is refused where the field itself is read.
+            # A wrong value is refused where the field itself is validated.
             return content
         return (
             _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
@@ -458,8 +458,8 @@ class TrainConfig(StrictModel):
             before: as in ``ramps_at``, by the names ``rate_embeddings``, ``rate_dense`` and ``rate_duals``.
 
         Returns:
-            ``dense``: the learning rate of dense weights; ``embeddings``, ``duals``: the factor of those of embeddings
-            and linear weights, which have several, and of the duals of bias constraints, their ramp included.
+            ``dense``: the learning rate of dense weights; ``embeddings``: a factor of the learning rates of embeddings
+            and linear weights; ``duals``: a factor of the rates of bias constraints' duals, their ramp included.
         """
         return {group: rate for group, (rate,) in self.rates_of([examples], before).items()}
 

@@ -163,7 +163,7 @@ def describe_environment(
     config: TrainConfig, workers: int = 1, schema: Schema | None = None
 ) -> dict[str, Any]:
     """Describes everything outside the configuration that can change a bit of the result."""
-    # TensorFlow speaks for itself: it may come from the package tensorflow-cpu.
+    # TensorFlow's own version: the package may be tensorflow-cpu.
     versions = {"ctr": __version__, "tensorflow": tf.__version__}
     for name in ("numpy", "pandas", "pyarrow"):
         try:

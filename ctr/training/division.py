@@ -1,7 +1,7 @@
 """Division of a batch over workers. NumPy, in the reading thread.
 
-All workers have the rows of the whole batch and its plan, and each takes whole queries of it: a stretch of its rows, as
-long as that of any other.
+All workers have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
+parts are padded to equal length.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
     """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
 
     Args:
-        begins: int64, rising: where queries begin, 0 among them if there are rows.
-        source: int8 [N], rising: the log of each row. The rows of each log are divided by themselves.
+        begins: int64, ascending: where queries begin, 0 among them if there are rows.
+        source: int8 [N], ascending: the log of each row. The rows of each log are divided separately.
     """
     workers, size = np.zeros(len(source), np.int64), seat.size
     bounds = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
@@ -58,7 +58,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
         workers[begin:end] = np.searchsorted(cuts, np.arange(begin, end), side="right")
     counts = np.bincount(workers, minlength=size)
     share = -(-batch_rows // size)
-    # Queries are whole: a little more than its share is usual.
+    # Queries are whole, so parts are usually a little larger than an equal share.
     capacity = fit(int(counts.max()), least=share + -(-share // 64))
     return Division(workers, capacity, positions_by_worker(workers, size, capacity), seat)
 
@@ -115,7 +115,7 @@ def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> T
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
-    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, rising."""
+    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, ascending."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
     needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
@@ -127,10 +127,10 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 def _requests(
     distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int64 [U].
+    """Finds the rows that workers request; ``needed``: for each of W workers, positions in ``distinct``, int64 [U].
 
-    Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
-    the W * P that it is given, int32; 0 for those that it does not need.
+    Returns ``distinct`` and ``asked`` of ``share_of_table``, and for each of the U rows its position among the W * P
+    that this worker receives, int32; 0 for rows that it does not need.
     """
     size = len(needed)
     owners = distinct % size
@@ -146,6 +146,6 @@ def _requests(
     mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
-    # An operation on no row at all would need a case of its own.
+    # Operations on no row at all would need a special case.
     held = distinct[local] // size if len(local) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions

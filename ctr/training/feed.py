@@ -82,7 +82,7 @@ class Feed:
         return self if len(layouts) == len(self.layouts) or self.again is None else self.again(layouts)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
-        """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
+        """Returns the feed with rows for its growing ids (``EmbeddingTables.find_rows``); itself if they have rows."""
         rows, begun = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self
@@ -122,7 +122,7 @@ def make_feed(
     drawn = rows_drawn(ids, rows)
     plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
 
-    # What everything is padded to.
+    # Sizes that all arrays are padded to.
     shape = None
     if shapes is not None:
         needed = tuple(TableSizes(plan.distinct_count, len(plan.values)) for plan in plans)
@@ -132,7 +132,7 @@ def make_feed(
         capacity = fit(len(rows), batch_rows) if division is None else division.capacity
         most_pairs = fit(len(pairs.weight))
 
-    # What is padded.
+    # The arrays, padded.
     targets = make_targets(
         objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
     )

@@ -115,7 +115,7 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
         m, rank = widths[name], tower.cross_rank
         count += tower.crosses * ((4 * m * rank if rank else 2 * m * m) + 4 * m)
         if model.network is not None and name == "quality":
-            # As if each were a matrix that a row is multiplied by once.
+            # Counts each weight as a matrix that a row is multiplied by once.
             shapes = [shape for shape, _ in model.network.weights(widths[name]).values()]
             count += 2 * sum(map(math.prod, shapes))
         else:

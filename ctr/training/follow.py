@@ -1,13 +1,13 @@
 """Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
 
-What it computes is what one pass over the log computes, whenever the partitions came, and however often it was
-stopped or killed in between. How far it is behind the log stands in RUN/follow.jsonl, of which nothing is computed.
+The result is the same as of one pass over the log, whenever the partitions came, and however often the run was
+stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
 A line for each batch that completed a partition of the log, and one at the end of an advance that passed more::
 
     {"time": 1767225600.25,           seconds since 1970 of the line
      "position": 81920,               rows of the log that the run has passed
-     "rows": 4096,                    of them those since the last line
+     "rows": 4096,                    rows passed since the last line
      "waiting": 310,                  published rows that it has not passed
      "trained_through": 1767225599000000,    query time, microseconds, of the last row that was learned from
      "published_through": 1767225600000000,  query time up to which the log was published at the last refresh
@@ -84,7 +84,7 @@ class Followed:
     position: int  # rows of the log that it has passed
     waiting: int  # published rows that wait for more, or, after a stop, to be passed
     awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
-    init_from: dict[str, Any] | None = None  # of a run that was begun from another one, init_from.json
+    init_from: dict[str, Any] | None = None  # content of init_from.json, if the run was warm-started
 
     def as_text(self) -> str:
         text = (
@@ -112,7 +112,7 @@ class LagReport:
         self._pass_partitions(learned if self._session.run.config.label_delay else passed)
 
     def _pass_partitions(self, trained: int) -> list[Manifest]:
-        """Goes on to the first partition that has rows after the first ``trained`` ones; returns those gone by."""
+        """Moves on to the first partition with rows beyond ``trained``; returns the partitions that it passed."""
         gone = []
         manifests = self._session.inputs.log.manifests
         while self._next < len(manifests) and self._behind + manifests[self._next].rows <= trained:
@@ -176,17 +176,17 @@ def follow(
 ) -> Followed:
     """Trains on a log as it grows, from the newest checkpoint in ``run_dir`` if there is one.
 
-    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
-    same call goes on where it stopped, and ``ctr.training.session.train`` goes on and finishes. For arguments not named
-    here see there. Of several workers the first one looks what is published, and all go on together.
+    Neither the log nor constraint logs and sidecars need exist yet. Partitions wait until their sidecars are published.
+    The same call resumes a stopped run; ``ctr.training.session.train`` resumes and finishes it, and documents further
+    arguments. With several workers, the first one polls, and all advance together.
 
     Args:
-        progress: called after every batch and every poll with the position in the log, how far that is behind and
+        progress: called after every batch and every poll with the position in the log, its lag behind the end, and
             the metrics of the pass so far.
-        process: its ``stop`` is also asked ten times a second when there is nothing to do.
+        process: the process; ``stop`` is also called ten times a second while nothing is to be trained.
 
     Raises:
-        LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
+        LearningError: a checkpoint is written, but the run has learned nothing, as rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     process = process or Process()
@@ -268,10 +268,10 @@ class _Patience:
         return stop or ("idle" if self.workers.broadcast(is_idle) else None)
 
     def pause(self) -> str | None:
-        """Waits until it is time to look again; returns why to stop instead."""
+        """Waits until the next poll is due; returns a reason to stop instead, or None."""
         end = time.monotonic() + self._polling.seconds
         while (stop := self.agreed_stop()) is None:
-            # The clock of the first one. Nobody waits long for a word of another one, however seldom they look.
+            # The first worker's clock. No worker waits long for another one, however seldom they poll.
             left = self.workers.broadcast(end - time.monotonic())
             if left <= 0:
                 break

@@ -94,7 +94,7 @@ def make_fused_feed(
     rows = join_rows([batch.rows for batch in batches])
     places = BatchRows.of([len(batch.rows) for batch in batches])
     source = np.zeros(len(rows), np.int8)
-    # Behind the rows stands what one that pads a batch has.
+    # The rows are followed by the values of a padding row.
     unpadded = make_targets(objective, families, rows, source, len(rows) + 1, layouts=layouts)
     queries = query_numbers(query_begins(rows, source), len(rows))
     firsts = np.cumsum(places.counts) - places.counts

@@ -4,12 +4,12 @@ A step with a small batch costs its launch, not its arithmetic: one call of XLA 
 It works on scratch tables, which hold the rows that these batches need and have one size whatever the real tables
 have, so that nothing is compiled anew when those grow::
 
-    find rows     of the ids of each batch, on the host: maps learn in the order of the log
-    load          copies the rows of all batches, and what the optimizer keeps of them, into the scratch tables
+    find rows     of each batch's ids, on the host: the maps of growing ids learn in the order of the log
+    load          copies the rows of all batches, and their optimizer state, into the scratch tables
     loop          takes the rows of a batch, scores it, learns from it and puts them back, batch after batch
     store         copies the rows back
 
-What a batch gives does not depend on which others are in its call.
+A batch's result does not depend on the other batches in its call.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +106,7 @@ class FusedSteps:
                 of_ids, fresh = self._tables.learn_batch(number, pending, time)
                 rows[number].append(of_ids)
                 new.append(fresh)
-            # To the batches before this one, such a row is another id's.
+            # In the batches before this one, the row belongs to another id.
             is_reused = any(len(started.rows) and started.rows.min() < used[started.table] for started in new)
             before = needed[begin - 1] if begin else 0
             if at > begin and (is_reused or not self._scratch.have_room(needed[at] - before)):
@@ -124,7 +124,7 @@ class FusedSteps:
         plans: Sequence[BatchPlans],
         numbers: Sequence[Numbers],
     ) -> list[np.ndarray]:
-        """Returns of each batch, padded, the logits, whether its step was applied, its terms and its slices."""
+        """Returns for each batch, padded, the logits, whether its step was applied, its terms and its slices."""
         used, tensors = [], []
         for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
             rows, places = _join(plan.distinct, plan.counts, size.ids, end)
@@ -147,7 +147,7 @@ class FusedSteps:
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Learns from ``count`` batches that are ``packed``, each of the arrays that the one ``alike`` has."""
+        """Learns from ``count`` ``packed`` batches, each with arrays of the same shapes and types as ``alike``."""
         batches = tf.TensorShape([self.limit, len(alike[0]["label"])])
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
         results += [tf.zeros(batches, tf.int32)] * self._families
@@ -171,8 +171,8 @@ class FusedSteps:
 class ScratchTables:
     """Rows of all tables that some batches need, as a step sees tables.
 
-    A row of the tables and what the optimizer keeps of it are one row here: XLA gathers and scatters row by row. A step
-    has the rows of its batch alone in its hands: what it may leave as it is, XLA copies.
+    A table row and its optimizer state are one row here, since XLA gathers and scatters row by row. A step holds only
+    the rows of its batch: XLA would copy all others, though they do not change.
     """
 
     divided: tuple[bool, ...] = ()
@@ -191,7 +191,7 @@ class ScratchTables:
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
             sizes = [shape.tables[number].ids for shape in shapes]
             self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes, *sizes))
-            # Behind the rows that are loaded, those that pad the distinct ones of a batch.
+            # The loaded rows are followed by rows that pad a batch's distinct ones.
             rows = np.tile(first, (self.rows[-1] + max(sizes), 1))
             self._widths.append(widths)
             self._values.append(tf.Variable(rows, trainable=False))
@@ -239,13 +239,13 @@ class ScratchTables:
             hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: tf.Tensor, counts: tf.Tensor) -> None:
-        """Copies rows of the tables, int32 [N] one table after the other, so many of each, to the beginning."""
+        """Copies rows of the tables, int32 [N], table after table, ``counts`` of each, to the first scratch rows."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             values = [tf.gather(variable, rows) for variable in self._variables(number)]
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(values, axis=1))
 
     def store(self, used: tf.Tensor, counts: tf.Tensor) -> None:
-        """Copies them back."""
+        """Copies the ``used`` rows back into the variables of the tables."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             parts = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
             for variable, values in zip(self._variables(number), parts, strict=True):
@@ -257,9 +257,9 @@ class ScratchTables:
 
 
 def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows that any of K batches needs: int32 [N]; and each one's places among them: int32 [K, capacity].
+    """Finds the rows that any of K batches needs, int32 [N], and each batch's positions in them, int32 [K, capacity].
 
-    ``distinct`` has the rows of each batch, ``counts`` of them. Places are padded with those from ``end`` on.
+    ``distinct`` has the rows of all batches, ``counts`` of each. Positions are padded with ``end``, ``end + 1``, ...
     """
     rows, places = np.unique(distinct, return_inverse=True)
     padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(counts), 1))
@@ -268,7 +268,7 @@ def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> 
 
 
 def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
-    """Puts all arrays of each of K batches side by side, by their types: [limit, N]; behind K nothing is looked at."""
+    """Concatenates the arrays of each of K batches by dtype: [limit, N]; rows from K on are unused."""
     leaves = tf.nest.flatten(batches)
     packed = {}
     for kind in dict.fromkeys(leaf.dtype for leaf in leaves):
@@ -280,7 +280,7 @@ def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
 
 
 def _unpacked(row: Mapping[str, tf.Tensor], alike: _Arguments) -> _Arguments:
-    """Takes the arrays of a batch apart again: XLA slices each kind of them once."""
+    """Splits a packed batch into its arrays; XLA slices each dtype once."""
     leaves, arrays = tf.nest.flatten(alike), dict[str, Iterator[tf.Tensor]]()
     for kind, numbers in row.items():
         same = [leaf for leaf in leaves if leaf.dtype == kind]

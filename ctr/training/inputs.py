@@ -43,7 +43,7 @@ Tables = Callable[[], Layouts]
 Shapes = Callable[[Layouts], FewShapes]
 Hold = Callable[[int], None]
 
-# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
+# Parts of the environment that change a worker's bits; all workers update the variables that all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
@@ -74,9 +74,9 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs.
+    """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ between workers.
 
-    Of logs that grow all workers have what the first one finds.
+    All workers use the partitions of growing logs that the first worker finds.
     """
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
@@ -167,7 +167,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
 
 
 def batch_size(inputs: Inputs) -> BatchSize:
-    """Rows that the batches of the run's log have: a function of the position alone, however it is read."""
+    """Returns the rows of the batches of the run's log: a function of the position alone."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
     return batch.sizes(skipped)
@@ -228,7 +228,7 @@ def read_feeds(
                 )
                 continue
             feed = feed_of(group[0], tables())
-            # By this thread, and not by the one that trains.
+            # In this thread, not in the one that trains.
             feed.prepare()
             yield feed
 
@@ -350,7 +350,7 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The inputs of a run as they grow, polled at little cost; all workers have the first worker's."""
+    """The growing inputs of a run, polled at little cost; all workers use what the first one has found."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published
@@ -386,7 +386,7 @@ class PublishedInputs:
     def _find_ready(self) -> tuple[int, str | None]:
         """Counts the partitions that the sidecars cover; also returns the file that the next one waits for."""
         manifests, awaited = self.inputs.log.manifests, None
-        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
+        # Ready partitions stay ready; lost ones are refused elsewhere.
         ready = min(self._ready, len(manifests))
         while ready < len(manifests) and awaited is None:
             awaited = self._missing_file(manifests[ready])

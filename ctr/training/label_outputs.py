@@ -1,6 +1,6 @@
-"""Learning of further labels' outputs: each from the loss of its label, and its bias by a step of its own.
+"""Learning of further labels' outputs, each from the loss of its label.
 
-A bias takes a step of its own (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
+Each bias takes a separate online Newton step (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,14 +32,14 @@ def label_lesson(
     """Computes the labels' loss terms and bias steps from the logits of components, [n, B] by label.
 
     Returns:
-        Of each label the term of the loss, scalars, and the steps of the biases.
+        The loss term of each label, scalars, and the steps of the biases.
     """
     logits = {name: logit for expert in scores.values() for name, logit in expert.labels.items()}
     each = [(name, part) for name, logit in logits.items() for part in tf.unstack(tf.stop_gradient(logit))]
     sums = [(bias, _sums(bias, batch.targets, *pair)) for bias, pair in zip(biases, each, strict=True)]
     steps, _ = calibration_steps(sums, batch.workers)
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
-    # What the whole batch shares is the bias's.
+    # The bias explains what the whole batch has in common.
     moved = {name: logit + next(moves) for name, logit in logits.items()}
     return label_losses(batch, moved), steps
 

@@ -53,12 +53,12 @@ class Log:
 class Logs:
     """The logs that a run reads, all of the same features."""
 
-    config: TrainConfig  # with what the log's manifests decide
-    schema: Schema  # what the model sees (``ModelConfig.features``)
-    log: Log  # that the run makes a pass over
+    config: TrainConfig  # the configuration, with the settings that the log's manifests decide
+    schema: Schema  # the model's features (``ModelConfig.features``)
+    log: Log  # the log of the run's pass
     constraint_logs: Mapping[str, Log]
     teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
-    notes: tuple[str, ...]  # what ``auto`` has become because of another key, or of the log
+    notes: tuple[str, ...]  # values of ``auto`` that another key, or the log, has decided
 
     @property
     def sidecars(self) -> dict[str, tuple[Log, str]]:
@@ -128,7 +128,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Fills in the ``ModelConfig`` keys that the configuration leaves open: ``query_size``, ``widths`` and ``experts``.
 
-    No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
+    No label is read, and nothing after the first partition: a run that follows the log has the same configuration.
     """
     model = config.model
     if model.query_size == "auto":
@@ -174,12 +174,12 @@ class LogsSeen:
     """The partitions of one run's logs: tracks which it has read from and checks that these do not change."""
 
     def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
-        self.manifests = manifests  # by log; "" is the one that the run makes a pass over
+        self.manifests = manifests  # by log; "" is the log of the run's pass
         self._run_dir = run_dir
         self._hashed = {name: (0, hashlib.sha256()) for name in manifests}
 
     def consumed(self, rows: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Returns of each log the number and the hash of the partitions that begin within its first ``rows``."""
+        """Returns, for each log, the number and the hash of the partitions that begin in its first ``rows``."""
         consumed = []
         for name, behind in rows.items():
             count = self._partitions(name, behind)

@@ -49,7 +49,7 @@ def one_pass(
             # Window.
             if run.is_window_full():
                 run.close_window(step.timing.close_window())
-            # Export, before the checkpoint: a run that is killed between the two makes the export again.
+            # Export, before the checkpoint: a run that is killed between the two repeats the export.
             if export is not None and run.is_export_due(before) and check_weights(run, step) is None:
                 export()
             # Checkpoint, where weights, metrics and position go together.
@@ -102,7 +102,7 @@ def check_weights(run: Run, step: CompiledStep) -> str | None:
 
 
 def save_in_passing(run: Run, step: CompiledStep) -> None:
-    """Writes a checkpoint that is not due, unless steps are being skipped, or the weights are broken.
+    """Writes a checkpoint that is not due, unless steps are being skipped or the weights are broken.
 
     The next one that is due deals with that.
     """

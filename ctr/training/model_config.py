@@ -238,7 +238,7 @@ class ModelConfig(ShortModel):
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
-        Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
+        The ids of a growing feature that have no slot share ``shared_rows``. Raises InputError: the configuration
         does not fit the features, or the features no table.
         """
         schema = self.features(schema)
@@ -254,7 +254,7 @@ class ModelConfig(ShortModel):
         widths = self._feature_widths(schema)
         towers = self._feature_towers(schema)
         if self.factorized is not None:
-            # What is counted does not make a tower of its own, unless it is asked to.
+            # The counted query size does not create a tower by itself, unless asked to.
             asked = self.factorized.ui_features or ()
             eligible = [f for f in features if f.name in asked or f in schema.stored.features]
             for tower in ("quality", "ui"):
@@ -348,7 +348,7 @@ class ModelConfig(ShortModel):
             for f in schema.features
             if f.has_ids
         }
-        # What is counted is no network of its own.
+        # The counted query size is no reason for a network.
         if not any(widths.get(name) for name in schema.stored.by_name if name not in self.without):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths

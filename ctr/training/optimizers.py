@@ -38,7 +38,7 @@ def table_optimizer(
     ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
     """
     newton = config.linear_rule == "newton"
-    # Newton's rates are factors of its own steps, and where AdaGrad has sums, it has what it knows.
+    # Newton's rates are factors of its own steps; in place of AdaGrad's sums it has the information.
     linear = (1.0, 0.0) if newton else (config.linear_learning_rate, config.linear_initial_accumulator)
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
     setup = RowSetup(
@@ -53,7 +53,7 @@ def table_optimizer(
     )
     if newton:
         features = [len(layout.features) for layout in layouts]
-        # Where features are not the log's own, a table is a model of its own.
+        # A table whose features are not the log's (pairs) is a model of its own.
         of_model = sum(not feature.of for layout in layouts for feature in layout.features)
         precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
         return RowNewton(setup, features, precisions)

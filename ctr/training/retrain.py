@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RetrainConfig(StrictModel):
-    """One small thing that is done otherwise than without it, all else being equal. Null: none.
+    """One small change of the training, all else being equal. Null: none.
 
     Attributes:
         kind: ``rounding``: each initial dense weight is moved by one unit in its last place, up or down. ``order``: the

@@ -34,7 +34,7 @@ def score_rows(
     logit = np.zeros(len(good), np.float32)
     for begin in range(0, len(good), at_once):
         end = min(begin + at_once, len(good))
-        # Padded as the batches of the log are, so that nothing is compiled for it.
+        # Padded like the log's batches, so that nothing is compiled anew.
         feed = make_feed(
             set_rejects_apart(good.slice(begin, end)),
             state.active_layouts,

@@ -41,7 +41,7 @@ class Process:
     """The process that trains.
 
     Attributes:
-        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
+        workers: the workers of a run, all of which do the same with its sessions; the first one writes the
             files and calls what is to be called.
         stop: asked after each batch why to stop; None: it goes on.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
@@ -65,9 +65,9 @@ def train(
     init_from: InitFrom | None = None,
     process: Process | None = None,
 ) -> dict[str, Any]:
-    """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
+    """Trains one pass over ``log``, or resumes it from the newest checkpoint in ``run_dir``.
 
-    Of a run that has passed the log as it is now, nothing is computed again. For arguments not named here see
+    A run that has finished the log's present rows is not computed again. For arguments not named here see
     ``open_session``.
 
     Args:
@@ -80,7 +80,7 @@ def train(
 
     Raises:
         LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
-        Interrupted: it was to stop; a checkpoint has all that it passed.
+        Interrupted: it was asked to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
     process = process or Process()
@@ -118,9 +118,9 @@ def open_session(
     process: Process | None = None,
     begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
 ) -> Iterator["Session"]:
-    """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
+    """Begins a run, or resumes it from its newest checkpoint; locks its folder until the block ends.
 
-    What was not saved when the block ends is computed again by the next session.
+    Progress not saved when the block ends is computed again by the next session.
 
     Args:
         log: a folder with an example log, which may grow.
@@ -133,12 +133,12 @@ def open_session(
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
-        begin: makes the state that a run begins with, the same at each call, and what learns with it.
+        begin: makes the state that a run begins with, the same at each call, and the step that learns with it.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
             environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
-        WorkerLostError: another worker is gone.
+        WorkerLostError: another worker was lost.
     """
     process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers
@@ -154,7 +154,7 @@ def open_session(
             logger.warning("%s: %s", run_dir, note)
 
         def check_new_run() -> bool:
-            # What has waited may be long, and the wish to stop has to be heard (``advance``).
+            # Many rows may have waited, and a stop must be noticed meanwhile (``advance``).
             if wait_for_sidecars or (run_dir / "checkpoints").exists():
                 return False
             with announced(process.phase, "checking rows"):
@@ -174,7 +174,7 @@ def open_session(
 class Advance(NamedTuple):
     """Result of an ``advance``."""
 
-    rows: int  # of the log that it passed, also faulty ones
+    rows: int  # rows of the log that were processed, also faulty ones
     waiting: int  # published rows from the first one on that something is still to be done with
 
 
@@ -253,10 +253,10 @@ class Session:
             raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
 
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
-        """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard; changes nothing.
+        """Returns the logits, float32 [N], of valid rows or of the columns of a shard; changes nothing.
 
-        Labels and weights are of no effect. Queries need not be whole, unless the model has the feature ``query_size``:
-        then their rows are counted. Raises InputError: a faulty row, or rows of other features.
+        Labels and weights are ignored. Queries may be incomplete, unless the model has the feature ``query_size``,
+        which counts their rows. Raises InputError for a faulty row, or rows with other features.
         """
         self._check_usable()
         logit = score_rows(self.step, self.run.config, rows, self.inputs.schema, self.run.ramps())
@@ -307,7 +307,7 @@ class Session:
             self._export()
         if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
             run.save()
-        # No file is to say that all is well before it is.
+        # No file may report success before all is written.
         run.background.wait()
         summary = write_results(run, failure, self.step.timing.summary)
         if failure is not None:
@@ -320,5 +320,5 @@ class Session:
         return summary
 
     def _waiting(self) -> list[Observer]:
-        """Returns the observers for which the pass is to pause here."""
+        """Returns the observers that wait for a pause of the pass here."""
         return [observer for observer in self.run.observers if observer.wants_pause(self.inputs)]

@@ -9,7 +9,7 @@ take minutes, whole batches are padded to few shapes: at most four, for any log,
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
 
-Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
+A batch takes the first one that holds it: a function of the batch alone, so that a resumed run takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
 constraint logs, which add rows to a batch, there is room for those.
@@ -101,7 +101,7 @@ def require_shape(shapes: FewShapes, position: int, sizes: Shape) -> Shape:
 
 
 def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout]) -> FewShapes:
-    """Makes the shapes of a run."""
+    """Returns the few shapes that a run's batches are padded to, without repetitions."""
     batch, constraints = config.batch, config.objective.bias_constraints
     logs = 0 if constraints is None else len(constraints.logs)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
@@ -118,7 +118,7 @@ def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayou
 
 
 def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShapes:
-    """Makes the shapes of small batches, many of which one call learns from (``ctr.training.fused_steps``).
+    """Returns the shapes of small batches of which one call learns from many (``ctr.training.fused_steps``).
 
     None where the host has something to do between two steps, where a batch has rows of several logs or pairs, and
     where all batches have few shapes.
@@ -135,7 +135,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
 
 
 def is_fused_from(size: BatchSize, position: int) -> bool:
-    """Returns whether a batch that begins there may have one of ``fused_shapes``."""
+    """Returns whether a batch that begins at this position may have one of ``fused_shapes``."""
     return position - size.origin >= FUSED_FROM or (size.growth is not None and size.first < _FEW_ROWS)
 
 

@@ -32,7 +32,7 @@ class TimedModel:
             batches = [_with_teacher(batch) for batch in batches]
         rows = config.batch.rows
         feeds = [make_feed(batch, layouts, rows, objective, families, config.ids) for batch in batches]
-        # Ids that grow have their rows, as they have in a run.
+        # Growing ids get their rows first, as in a run.
         self.feeds = [feed.with_rows(self.state.tables, learning=True) for feed in feeds]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
@@ -55,9 +55,9 @@ def _with_teacher(batch: Batch) -> Batch:
 
 
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each in each round but the first, which compiles.
+    """Returns the seconds of each turn in every round but the first, which compiles.
 
-    Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
+    Every other round goes backwards, so that no turn always follows the same one, which may affect caches and threads.
     """
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):

@@ -28,7 +28,7 @@ from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
 
-# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+# Limit of a logit's or weight's magnitude. A larger one was not learned: the weights are broken, though finite.
 _LARGEST = 1e6
 
 _WEIGHTS = ("rows/", "dense/")
@@ -43,9 +43,9 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 class TrainState:
-    """All variables that training changes, by name, and how they are divided over those that train together.
+    """All variables that training changes, by name, and their division over the workers.
 
-    What is read and set here are, of several workers, this one's parts.
+    With several workers, this one's parts are read and set here.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class TrainState:
         workers: Workers = ALONE,
         sources: Sources | None = None,
     ) -> None:
-        """Begins with nothing learned."""
+        """Creates the state of an untrained run."""
         self.layouts, self.families = layouts, tuple(families)
         self.workers = workers
         with variables_beside_steps():
             self.tables = EmbeddingTables(layouts, config, workers)
             self._create_dense(config, compute_dtype, sources)
-            # Of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
+            # Statistics of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
             count = number_count(layouts)
             self.statistics: tf.Variable = _unlearned([3, count], tf.float64) if count else None
             self.apart: tf.Variable = _unlearned([3 + FIRST_NUMBERS, count], tf.float64) if count else None
-            # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
+            # lambda_k of each family of constrained slices, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
             # For ``dual_step``, float32 [2, slices].
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
@@ -81,7 +81,7 @@ class TrainState:
         self.experts = ExpertState(experts, self.weights)
         self._without_pairs = tables_of(experts.without_pairs, self.layouts)
         self.label_biases = label_biases(experts.network, self.weights)
-        # Of the weights, those that learn by steps of their own.
+        # Weights that learn by steps of their own.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
@@ -99,11 +99,11 @@ class TrainState:
 
     @property
     def active_layouts(self) -> tuple[TableLayout, ...]:
-        """The tables that a step reads: those of experts that learn, the first ones of all."""
+        """The tables that a step reads, the first ones of all: the tables of the experts that learn."""
         return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:
-        """Returns the experts of a batch that has plans for the first tables alone, or for all."""
+        """Returns the experts that a batch's plans suffice for: without the pairs expert if its tables have none."""
         return self.experts.experts if len(plans) == len(self.layouts) else self.experts.experts.without_pairs
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -213,7 +213,7 @@ def _layout(leaf: tf.Variable | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def predicts_soundly(logit: np.ndarray) -> bool:
-    """Returns whether logits (float [N]) are such as sound weights give."""
+    """Returns whether all logits (float [N]) are finite and small enough not to come from diverged weights."""
     # False also for NaN.
     return bool((np.abs(logit) <= _LARGEST).all())
 
@@ -223,7 +223,7 @@ def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
     for name, array in arrays:
         if name.startswith(_CERTIFIED) or not array.size:
             continue
-        # NaN is neither within nor beyond, and comes out of either.
+        # Minimum and maximum propagate NaN, for which comparisons are false.
         low, high = float(array.min()), float(array.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             return f"{name} is not finite"

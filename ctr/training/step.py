@@ -86,13 +86,13 @@ class Scores(NamedTuple):
 class Step:
     """The functions of tensors by which a run scores its batches and learns from them.
 
-    The arguments of all: ``targets`` of the batch's rows (``ctr.objective.targets``), for each table its ``plans``, and
-    what ramps and learning rates have reached, float32 scalars.
+    All take: ``targets`` of the batch's rows (``ctr.objective.targets``), ``plans`` for each table, and the present
+    values of ramps and learning rates, float32 scalars.
 
     Attributes:
         state: the variables that ``learn`` changes.
-        objective: of the run.
-        parts: of the model; it learns by the mean of their gradients, and the first one scores.
+        objective: the objective of the run.
+        parts: parts of the model; it learns by the mean of their gradients, and the first one scores.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -120,10 +120,10 @@ class Step:
     ) -> StepResult:
         """Scores a batch by the weights from before the step, and then learns from it.
 
-        Without ``preconditions`` dense weights take first-order steps, as by batches that are small.
+        Without ``preconditions`` dense weights take first-order steps, as with small batches.
         """
         state = self.state
-        # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
+        # The optimizer's state of the rows is read here, too, in parallel to the products.
         gathered = state.tables.gather(plans, learning=True)
         duals = [dual.read_value() for dual in state.duals]
         batch = self._sum_over_workers(
@@ -270,7 +270,7 @@ class Step:
                 tf.where(layout.by_column(1, 0) > 0, *both)
                 for layout, *both in zip(state.layouts, unranked, row_gradients, strict=False)
             ]
-        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        # The loss is a mean over components. Weights of a single component learn as if it were alone.
         components = state.architecture.components
         if components > 1:
             dense_gradients = [gradient * components for gradient in dense_gradients]
@@ -326,7 +326,7 @@ class Step:
             return batch
         curvatures = self._curvatures(gathered.views, targets, batch, self.parts[0])
         row_gradients, curvatures = self.state.tables.add_up(gathered, batch.row_gradients, curvatures)
-        # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
+        # Separately: their shapes are static, so their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
             loss, terms, *dense_gradients = self._workers.all_reduce(
                 [batch.loss, batch.terms, *batch.dense_gradients]
@@ -345,7 +345,7 @@ class Step:
             for name, gradient in zip(self.state.weights, gradients, strict=True)
         ]
         if self._clip_norm is not None:
-            # Each component by itself, as everything else that it learns by.
+            # Per component, like its other gradients.
             size = len(gradients) // self.state.architecture.components
             gradients = [
                 gradient
@@ -359,7 +359,7 @@ class Step:
 def gather_scores(
     group: Workers, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """Gathers whether something holds in all members, and the scores of their rows: [B] of each become [W * B]."""
+    """Returns whether ``holds`` in all members, and gathers the scores of their rows: [B] each to [W * B]."""
     if group.size == 1:
         return holds, list(logits), list(slices)
     # Slices are far fewer than float32 counts without gaps.
@@ -376,11 +376,11 @@ def gather_scores(
 def mean_of_parts(
     batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
 ) -> BatchGradients:
-    """Averages gradients and curvatures over parts of a model; everything else is the first part's."""
+    """Averages gradients and curvatures over several candidates' batches; takes all else from the first one."""
     rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
     dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
     means: list[Curvature] = [
-        # Whose the rows are is the same for all.
+        # The features of the rows are the same for all.
         (_mean([curvature for curvature, *_ in parts]), *parts[0][1:]) if parts[0] else ()
         for parts in zip(*curvatures, strict=True)
     ]

@@ -41,20 +41,20 @@ class Timing:
         self._seconds += self._last - last
 
     def add_steps(self, seconds: float, count: int = 1) -> None:
-        """Counts steps that took so long together."""
+        """Counts steps that took ``seconds`` in total."""
         self._steps.extend([seconds / count] * count)
 
     def close_window(self) -> dict[str, float]:
-        """Returns how fast the passes were since the last call, as a line of metrics has it."""
+        """Returns the speed of the passes since the last call, for a line of metrics."""
         (examples, seconds), self._window = self._window, (self._examples, self._seconds)
         speed = round((self._examples - examples) / (self._seconds - seconds), 1)
         return {"examples_per_second": speed, **self._root_seconds()}
 
     def summary(self) -> dict[str, float]:
-        """Returns how fast this process was, as summary.json has it; empty before a batch.
+        """Returns this process's speed for summary.json; empty before a batch.
 
-        ``wall_seconds`` are all since ``begun``, ``examples_per_second`` those of the passes alone, in which
-        compiling counts.
+        ``wall_seconds`` is the time since ``begun``; ``examples_per_second`` counts the time of the passes alone,
+        compiling included.
         """
         if not self._examples:
             return {}

@@ -47,7 +47,7 @@ def validate(
     if follows:
         if (run_dir / "config.yaml").exists():
             schema, manifests = read_schema(log), read_manifests(log)
-            # Without a partition, what depends on the log cannot be compared yet.
+            # Settings that depend on the log cannot be compared before it has a partition.
             resolved = resolve(config, schema, manifests) if manifests else config
             check_schema(run_dir, resolved.model.features(schema))
             if manifests:
@@ -62,7 +62,7 @@ def validate(
         check_record(log, config, run_dir, record)
     if source is not None:
         needs_warm_start(run_dir, source)
-    # First the features: of others, widths differ too.
+    # Features first: if they differ, so do widths.
     check_schema(run_dir, logs.schema)
     check_config(run_dir, config)
     return _finished(run_dir, logs)
@@ -102,7 +102,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def input_hashes(logs: Logs) -> dict[str, Any]:
-    """Hashes the logs and sidecars that a run reads, as they are now, under the keys that summary.json has them by."""
+    """Hashes the present logs and sidecars of a run, by their keys in summary.json."""
     sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash

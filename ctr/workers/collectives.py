@@ -144,7 +144,7 @@ class Workers:
         return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, content: Any) -> Any:
-        """Returns the first worker's content, which JSON can hold, in all workers; between two steps."""
+        """Returns the first worker's ``content``, of JSON's types, in all workers; between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
@@ -169,7 +169,7 @@ class Workers:
             yield
         except InputError as error:
             failure = error
-        # With the status: what may pass in one may pass in all.
+        # With its exit status: a fault that may pass in one worker may pass in all.
         status = INPUT if failure is None else exit_status(failure)
         texts = self.gather_texts("" if failure is None else f"{status} {failure}")
         if any(texts):
@@ -328,7 +328,7 @@ def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
 def gather_divided(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:
-    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
+    """Gathers, in the first worker, an array dealt entry by entry to W workers by rank; empty in the others.
 
     ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is the
     whole array's; ``piece`` entries of each worker are sent at once.
@@ -339,7 +339,7 @@ def gather_divided(
     none = read(slice(0, 0))
     whole = np.zeros((length if group.rank == 0 else 0, *none.shape[1:]), none.dtype)
     for begin in range(0, most, piece):
-        # The last entry is not there in all workers.
+        # Not all workers have a last entry.
         part = np.zeros((min(piece, most - begin), *none.shape[1:]), none.dtype)
         end = min(begin + piece, held)
         part[: end - begin] = read(slice(begin, end))

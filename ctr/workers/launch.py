@@ -4,7 +4,7 @@ The workers are processes of one command, each with a seat of its own (``ctr.wor
 of one decides for all: 0: it is done. 1: bad input, which a restart would meet again, is final. 75: it has lost
 another worker, or met a fault that may pass. Any other status, or a signal: it died.
 
-One that hangs is noticed by the others, whose exchanges with it fail after a timeout of their own: they end with 75,
+A hanging worker is noticed by the others, whose exchanges with it time out: they end with 75,
 and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
 """
 

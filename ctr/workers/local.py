@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.2
 _LEAST_BYTES = 1 << 16
 _CHUNK_BYTES = 4 << 20
 _ALIGNED_BYTES = 64
-# Of an exchange: how many there were before, the number of the call, and bytes. Of a loss: -1, a worker, and 0.
+# Notes: an exchange's index, the number of its call, and its bytes; of a loss -1, the lost worker, and 0.
 _NOTE = struct.Struct("<qqq")
 _LOSS = -1
 # An exchange in a step needs Python, which the thread that reads ahead releases after this time.

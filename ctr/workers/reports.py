@@ -61,7 +61,7 @@ class Reports:
         return {VARIABLE: f"{self.descriptor}:{rank}"}
 
     def read(self, timeout: float) -> Iterator[Report]:
-        """Yields the reports that have come; waits up to ``timeout`` seconds for the first of them."""
+        """Yields the reports received so far; waits up to ``timeout`` seconds for the first one."""
         if not select.select([self._reading], [], [], timeout)[0]:
             return
         with contextlib.suppress(BlockingIOError):

@@ -39,7 +39,7 @@ class Seat:
 
 
 def make_seats(size: int) -> Iterator[Seat]:
-    """Yields the seat of each worker, open until the next one is asked for: to start its process in between."""
+    """Yields each worker's seat, whose descriptors stay open until the next one is requested: start it before."""
     _allow_descriptors(size * size // 4 + size * (AREAS + 1))
     areas = tuple(tuple(os.memfd_create("ctr-worker") for _ in range(AREAS)) for _ in range(size))
     ends: dict[tuple[int, int], int] = {}

@@ -30,7 +30,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Makes exchanges in the block fail that last longer, and all later ones; 0: only an outer limit holds."""
+        """Aborts this and all later exchanges if the block lasts longer; with 0 seconds, only outer limits hold."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
             self._thread.start()

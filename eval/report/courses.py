@@ -62,7 +62,7 @@ def middle_times(timeline: Timeline) -> IntArray:
 
 
 def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
-    """Joins the windows of each day, in UTC, that their middles lie in; nothing where times do not tell."""
+    """Joins the windows by the UTC day of their middles; empty if the windows have no spread of event times."""
     if not has_event_time(timeline):
         return [], Timeline()
     days = middle_times(timeline) // _DAY

@@ -101,14 +101,14 @@ def draw(
 ) -> Figure:  # fmt: skip
     """Draws a figure; margins are in inches, ``alt`` describes it in words."""
     width, height = size
-    # Of the figures of a page no two have an id in common.
+    # No two figures of a page share an id.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"{title}\0{alt}"}):
         plot = Plot(figsize=size, dpi=72)
         frame = left / width, bottom / height, 1 - (left + 0.2) / width, 1 - (bottom + 0.12) / height
         fill(plot.add_axes(frame))
         stream = io.StringIO()
         plot.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    # The page around says which fonts.
+    # The page that contains the figure sets the fonts.
     svg = re.sub(r"; font-family: [^;\"]*", "", stream.getvalue())
     svg = svg[svg.index("<svg") :].rstrip()
     svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>|<!--.*?-->\s*", "", svg, flags=re.DOTALL)

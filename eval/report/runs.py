@@ -33,7 +33,7 @@ class FeatureFacts(BaseModel):
 
 
 class RootCounts(BaseModel):
-    """Roots of Shampoo that did not come."""
+    """Counts of Shampoo's roots that failed or were lost."""
 
     failed: int = 0
     lost: int = 0
@@ -57,7 +57,7 @@ class ShownRun:
     """A run with what its files say."""
 
     name: str
-    look: int  # its place, which gives its color
+    look: int  # the run's index, which decides its color
     run: Run
     summary: dict[str, Any]  # as of `ProgressiveMetrics.summary`
     timeline: Timeline
@@ -65,7 +65,7 @@ class ShownRun:
     importance: Importance | None  # None when the run did not measure it
     deciles: pd.DataFrame  # calibration by decile of prediction
     facts: RunFacts
-    has_default_slices: bool  # of the features that differ most: none are configured
+    has_default_slices: bool  # whether slices are default ones, as none are configured
     config: str
     environment: dict[str, Any]  # by dotted keys
     faults: list[Fault]

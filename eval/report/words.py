@@ -1,4 +1,4 @@
-"""Verdicts of a report, in sentences."""
+"""Verdicts of a report as sentences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -72,11 +72,11 @@ def statistics_of(
     Args:
         model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
             are run as in prediction; ``kfra`` is defined for Sequential ones alone.
-        loss: its name; cross-entropies take logits, so that the model's last layer has no sigmoid or softmax.
+        loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
-        quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
+        quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.
         samples: M of ``ggn_mc`` and ``kfac``.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.
@@ -126,7 +126,7 @@ def _first_order(
     """Computes the quantities of a weight and of its bias from gradients dz [N, T, units]."""
     dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
-        # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
+        # A difference of squares: float32 would lose all digits if the gradients of rows are nearly the same.
         inputs, gradients = tf.cast(inputs, tf.float64), tf.cast(gradients, tf.float64)
     # The bias is the weight of one input that is 1.
     parts = {"weight": inputs, "bias": tf.ones_like(inputs[..., :1])}
@@ -146,7 +146,7 @@ def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> 
     if {"second_moment", "variance"} & set(wanted):
         values["second_moment"] = _sum_of_squares(inputs, gradients) / count
     if "variance" in wanted:
-        # Rounding may leave less than nothing.
+        # Rounding may make it negative.
         values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
     if "individual" in wanted:
         values["individual"] = _individual(inputs, gradients) / count

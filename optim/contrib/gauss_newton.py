@@ -37,15 +37,15 @@ class GaussNewtonTrainer:
         True
 
     Args:
-        model: what ``statistics_of`` takes.
-        loss: its name; cross-entropies take logits.
+        model: a model that ``statistics_of`` takes.
+        loss: name of the loss; cross-entropies take logits.
         curvature: the approximation of the Gauss-Newton matrix: its diagonal, exact (``ggn``) or of drawn labels
             (``ggn_mc``), or Kronecker factors.
         learning_rate: alpha, of every step.
         damping: lambda, which is absolute: it has the scale of the loss's curvature.
         l2: eta.
         samples: drawn labels of a row for ``ggn_mc`` and ``kfac``.
-        seed: of drawn labels.
+        seed: seed of drawn labels.
 
     Attributes:
         steps: number of batches taken.

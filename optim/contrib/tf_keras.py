@@ -58,7 +58,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         return grads
 
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
-        # The one place that gets all gradients, clipped.
+        # The only method that gets all gradients, clipped.
         gradients = {self._index_of(variable): grad for grad, variable in grads_and_vars}
         trained = [variable for _, variable in grads_and_vars]
 

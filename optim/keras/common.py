@@ -48,7 +48,7 @@ def split_options(
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """Returns a schedule as it is, a number as a float; raises ValueError for a rate that no step can use."""
+    """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
     if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
         # In a graph a tensor has no value yet.
         return rate
@@ -233,7 +233,7 @@ class ShampooArguments:
         tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
             sparse gradient of any other variable is made dense.
-        name: of the optimizer.
+        name: name of the optimizer.
         num_replicas_per_group: of a ``tf.distribute`` strategy, the replicas that divide blocks among them (PT 4.1.2);
             None: all of them; 1: each keeps all. It divides the number of replicas; without a strategy it has no
             effect.
@@ -315,7 +315,7 @@ class AdafactorArguments:
     Args:
         learning_rate: a number or a schedule; the largest relative step size rho.
         tables: regular expression for the names of matrices whose rows learn by themselves; None: no such variables.
-        name: of the optimizer.
+        name: name of the optimizer.
         **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' own, as ``Shampoo`` has.
 
     Raises:

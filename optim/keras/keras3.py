@@ -67,13 +67,13 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
             self._make_core(weights, names, create)
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
-        # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
+        # Before any use: Keras itself would clip each replica's gradient separately.
         super()._backend_apply_gradients(sum_over_replicas(grads), trainable_variables)
 
     def _backend_update_step(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
     ) -> None:
-        # The one place that gets all gradients, clipped and accumulated.
+        # The only method that gets all gradients, clipped and accumulated.
         indices = [self._get_variable_index(variable) for variable in trainable_variables]
         decayed = [self._use_weight_decay(variable) for variable in self._trainable_variables]
         self._take_step(dict(zip(indices, grads, strict=True)), learning_rate, decayed)

@@ -29,7 +29,7 @@ class KfacOptions:
             A dim G), so that its effect does not depend on the scale of the loss.
         fisher: whether output gradients are for labels ``sampled`` from the model, or for the labels themselves
             (``empirical``).
-        decay: of the factors, per collection, bias-corrected.
+        decay: decay of the factors, per collection, bias-corrected.
         statistics_frequency: factors are collected every this many steps, and at every step of the first
             ``inverse_frequency``.
         statistics_rows: factors are computed from about this many rows of a batch, every n-th one, and the passes that
@@ -39,7 +39,7 @@ class KfacOptions:
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
         weight_decay: ``lambda`` of decoupled decay, before momentum; of matrices alone.
-        seed: of sampled labels.
+        seed: seed of sampled labels.
     """
 
     damping: Annotated[float, Field(strict=True, gt=0, le=1e6), NUMPY] = 1e-2

@@ -77,7 +77,7 @@ def pi(sides: Factors) -> tf.Tensor:
 def whole_damping(matrices: Factors | Units, damping: float) -> tf.Tensor:
     """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G, or of all F."""
     scale = math.prod(map(mean_eigenvalue, matrices))
-    # Below that, a decomposition in float64 could fail.
+    # With less damping, a decomposition in float64 could fail.
     return tf.constant(max(damping, _LEAST_DAMPING), scale.dtype) * scale
 
 

@@ -125,6 +125,6 @@ LOSSES: dict[str, OutputLoss] = {
 
 
 def check_loss(name: str) -> None:
-    """Raises ValueError for a name of no loss."""
+    """Raises ValueError for an unknown loss."""
     if name not in LOSSES:
         raise ValueError(f"loss is {name!r}; allowed: {', '.join(LOSSES)}")

@@ -46,9 +46,9 @@ class Recording(NamedTuple):
 
     Attributes:
         outputs: [B, C].
-        products: in the order of execution.
+        products: the products in the order of execution.
         values: the outputs of each module of the model, in the same order; products and activations are modules.
-        tape: of all that depends on the products.
+        tape: gradient tape of all that depends on the products.
     """
 
     outputs: tf.Tensor
@@ -68,7 +68,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
 
     Args:
         model: Sequential or Functional, of layers that ``refuse_layers`` lets pass.
-        inputs: of its shape.
+        inputs: inputs of the model's shape.
         in_training: whether batch normalizations use the moments of the batch; their averages stay as they are.
 
     Raises:
@@ -143,7 +143,7 @@ def _hear(
     flat = [
         tf.reshape(tensor, [-1, positions, tensor.shape[-1]]) for tensor in (product.inputs, product.outputs)
     ]
-    # Nothing is watched by itself where a layer is frozen.
+    # Outputs of a frozen layer are not watched automatically.
     tape.watch(flat[1])
     products.append(product._replace(inputs=flat[0], outputs=flat[1]))
     outputs = tf.reshape(flat[1], shape)
@@ -182,7 +182,7 @@ def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | No
     else:
         padding, rates = layer.padding.upper(), layer.dilation_rate
         sizes, strides, steps = ([1, *sides, 1] for sides in (layer.kernel_size, layer.strides, rates))
-        # Nothing is sent back through patches, only through the convolution itself.
+        # The backward pass goes through the convolution itself, not through the patches.
         inputs = tf.image.extract_patches(tf.stop_gradient(entering), sizes, strides, steps, padding)
         outputs = tf.nn.conv2d(entering, kernel, layer.strides, padding, dilations=rates)
     if layer.use_bias:
@@ -229,12 +229,12 @@ def refuse_layers(model: Any, takes_normalizations: bool) -> None:
 
 
 def _is_keras(layer: Any, *names: str) -> bool:
-    # Another of that name may compute anything.
+    # Another class of that name may compute anything.
     return type(layer).__name__ in names and type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
 
 
 def has_matrix(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own dense one, or its convolution of images as it is taken here."""
+    """Returns whether a layer is Keras' own dense one, or a convolution of images that is supported here."""
     if _is_keras(layer, "Conv2D"):
         return layer.groups == 1 and layer.data_format == "channels_last" and layer.padding != "causal"
     return _is_keras(layer, "Dense")

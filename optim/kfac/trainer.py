@@ -40,10 +40,10 @@ class KfacTrainer:
     Args:
         model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
             rows, and layers without weights.
-        loss: its name; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
-        learning_rate: of every step.
+        loss: name of the loss; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
+        learning_rate: learning rate of every step.
         jit_compile: whether XLA compiles the step.
-        **options: of ``ctr.optim.kfac.core.KfacOptions``.
+        **options: fields of ``ctr.optim.kfac.core.KfacOptions``.
 
     Attributes:
         core: the optimizer; its ``variables`` are all of its state.

@@ -105,7 +105,7 @@ def newton_step(
     # S = 1 / V - T depends on k as well, and D on S.
     steeper = drift * tf.math.divide_no_nan(tf.square(total), before.information + curvature)
     grown = tf.square(remaining / after) * (before.variance_slope * (1.0 + steeper) + drift)
-    # At the prior's variance, it depends on k no more.
+    # Once V is at the prior's variance, it does not depend on k.
     variance_slope = tf.where(drifted > precision, grown, 0.0)
     weight_slope = before.weight_slope * (1.0 - curvature / after) - rate * gradient * variance_slope
     touched = curvature > 0

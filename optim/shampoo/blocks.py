@@ -159,7 +159,7 @@ def cut(tensor: tf.Tensor, layout: TensorLayout) -> list[tf.Tensor]:
 
 
 def paste(blocks: Sequence[tf.Tensor], layout: TensorLayout) -> tf.Tensor:
-    """Makes a tensor of its blocks; undoes ``cut``."""
+    """Joins blocks to their tensor; undoes ``cut``."""
     pieces = list(blocks)
     for axis in reversed(range(len(layout.parts))):
         count = len(layout.parts[axis])
@@ -197,14 +197,14 @@ def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool
 def multiply_axes(
     blocks: tf.Tensor, axes: Sequence[int], matrices: Sequence[tf.Tensor], transposed: bool = False
 ) -> tf.Tensor:
-    """Computes A G B^T, and its like, of blocks [N, *block] by matrices [N, d, d] of ``axes``, or A^T G B."""
+    """Multiplies blocks [N, *block] by matrices [N, d, d] along ``axes``, as in A G B^T, or transposed, A^T G B."""
     for axis, matrix in zip(axes, matrices, strict=True):
         blocks = multiply(blocks, axis, matrix, transposed)
     return blocks
 
 
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes L^(-e) G R^(-e), and its like, of blocks [N, *block] by symmetric roots [N, d, d] of ``axes``."""
+    """Multiplies blocks [N, *block] by symmetric roots [N, d, d] along each of ``axes``, as in L^(-e) G R^(-e)."""
     for axis, root in zip(axes, roots, strict=True):
         # Of a symmetric matrix the form that needs no transposition.
         blocks = multiply(blocks, axis, root, transposed=axis == len(blocks.shape) - 2)

@@ -50,7 +50,7 @@ class InverseRoots:
         options, statistics, stack = self.options, self.statistics, self.blocks.local.stacks[number]
         dtype = statistics.dtype
         collections = statistics.collections.read_value()
-        # In the working precision: this is part of the step, which a TPU may take.
+        # In the working precision, since this is part of the step, which may run on a TPU.
         divisor = statistics.divisor(collections, dtype)
         missed = statistics.missed if options.statistics.initial else None
         identity = statistics.identity(collections, None if missed is None else missed[0], dtype)
@@ -137,7 +137,7 @@ class Eigenbases:
         return self._turn(corrected, into=False), averages
 
     def _turn(self, stacked: Sequence[tf.Tensor], into: bool) -> list[tf.Tensor]:
-        """Computes U^T G V, and its like, of blocks, or the inverse, U G V^T."""
+        """Turns blocks into the bases, as in U^T G V, or back, as in U G V^T."""
         layout = self.blocks.local
         return [
             multiply_axes(blocks, stack.axes, [self.bases[factor] for factor in factors], transposed=into)

@@ -24,7 +24,7 @@ class Grafting:
     """The first-order optimizer of dense tensors, and directions that take its step sizes.
 
     Attributes:
-        accumulators: its second moments by tensor; none for optimizers without.
+        accumulators: the first-order optimizer's second moments by tensor; empty if it has none.
     """
 
     def __init__(

@@ -200,7 +200,7 @@ class HostPipeline:
                 pending, self.patience, concurrent.futures.FIRST_COMPLETED
             )
             if not done:
-                # Its threads may never come back; new ones take over.
+                # Its threads may hang forever; new ones replace them.
                 if self._pool is not None:
                     self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None

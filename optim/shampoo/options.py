@@ -136,7 +136,7 @@ class ShampooOptions:
             only the first-order optimizer is used.
         precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
-        method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), and its like along every dimension
+        method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), a root along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
             THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics in place of
             roots (PSO App. C; SOAP; eigenbasis.py).

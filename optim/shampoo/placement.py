@@ -5,7 +5,7 @@ The dimensions of a mesh, and the division of state and work along them:
     stages    pipeline parallelism: a stage has the blocks of its layers, and no other stage has
     shards    operator parallelism: a shard has the blocks of its part of each weight, and no other shard has
     data      replicas of a stage and shard, with the same weights: they divide its blocks, balanced by costs
-    groups    replicas that do not divide: each group has all blocks (PT 4.1.2), and needs no word of the others
+    groups    replicas that do not divide: each group has all blocks (PT 4.1.2), and needs nothing of the others
 
 so that a block is on one device of each group, and directions are gathered along ``data`` alone. Ranks go by group,
 then stage, replica and shard, as DeepSpeed's do within a group.
@@ -51,8 +51,8 @@ def ranks_of(
     A pure function: all devices compute the same without communication.
 
     Args:
-        costs: of each block, in any unit.
-        elements: of each block, which replicas send each other; they decide between equal costs.
+        costs: cost of each block, in any unit.
+        elements: number of each block's elements, which replicas exchange; it decides between equal costs.
         mesh: the devices.
         cells: the stage and the shard that have each block.
 

@@ -116,7 +116,7 @@ def by_either_triangle(attempt: Callable[[Literal["L", "U"]], Root], problem: st
     """Returns an attempt's result from one triangle of a matrix, or else from the other; raises RootError if both fail.
 
     Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not converge,
-    the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
+    the other may. (PT 3.2.3 retries in double precision, which is used here from the start.)
     """
     failures = []
     triangles: tuple[Literal["L", "U"], ...] = ("L", "U")

@@ -1,4 +1,4 @@
-"""The states of `run.py` by a runner of Beam: its workers read the row groups, and share a folder with this process.
+"""Computes the states of `run.py` on a Beam runner, whose workers read the row groups and share a folder with it.
 
 Elements are NumPy arrays of many rows, never single rows.
 """

@@ -193,7 +193,7 @@ def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
             for day in np.unique(_days(column)).tolist():
                 days.setdefault(day, []).append(replace(group, day=day))
     for path, (least, most) in spans.items():
-        # All would be of this century in another unit, and are not in theirs.
+        # All times would be in this century in another unit, but not in the declared one.
         begin, end = _CENTURY_US
         for unit, per_unit in (("seconds", 10**6), ("milliseconds", 10**3), ("nanoseconds", 10**-3)):
             if begin <= least * per_unit and most * per_unit < end and not (begin <= most and least < end):
@@ -264,7 +264,7 @@ def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
 
     Yields key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
     """
-    # Not the upper bits: by these, queries fall into the buckets of the intervals.
+    # Not the upper bits, which assign queries to the buckets of the intervals.
     key = splitmix64(rows["query_id"].astype(np.uint64)) % np.uint64(keys)
     # NumPy sorts 16-bit integers by radix, eight times faster than wider ones.
     order = np.argsort(key.astype(np.uint16 if keys <= 2**16 else np.uint64), kind="stable")

@@ -50,7 +50,7 @@ class JoinedDifference(PredictionDifference):
         self.only_b += joined.only_second
 
 
-# The states of two sets; of one, only the first.
+# The states of two sets, or of one as the first.
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,
     "b": ProgressiveMetrics,
@@ -109,11 +109,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure recorded predictions: Parquet files, folders of them, and run directories.
 
-    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where predictions
-    were made with further labels, ``labels`` has the same of each, over the rows of which it is known. Where `ctr
-    score` has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there
-    are both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the
-    summary of each day of query times, in UTC, by its date.
+    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. If predictions
+    have further labels, ``labels`` has the summary of each, over the rows with a known label. If `ctr score` has
+    marked the rows that the model learned from, there is also ``training``, see `count_learned`, and, if there are
+    both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the summary
+    of each day of query times, in UTC, by its date.
 
     Raises InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
     """

@@ -35,7 +35,7 @@ class UnitReport:
     good: int = 0
     late: int = 0
     last_arrival: int = -1  # the last arrival that moves the clock; -1 without good events
-    absent: list[str] | None = None  # of lines of JSON: columns of the mapping that none has; None: unknown
+    absent: list[str] | None = None  # of JSON lines: columns of the mapping that no line has; None: unknown
     unused: list[str] = field(default_factory=list)  # some of their other keys, where any is absent
     rejected: int = 0
     rejects: list[Reject] = field(default_factory=list)  # the first of them
@@ -53,8 +53,8 @@ class UnitReport:
 def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
     """Returns the arrival that each kind of ``before`` has reached with some more files, -1 before the first event.
 
-    A file of few events that jumps by more than a year moves nothing: its clock is wrong. So that it does not matter
-    which of them are read at a time, files count in the order of their names.
+    A file of few events that jumps by more than a year is ignored, as its clock is wrong. Files count in the order of
+    their names, so the result does not depend on how many are read at a time.
     """
     arrived = dict(before)
     for report in sorted(reports, key=lambda report: natural_order(report.name)):
@@ -67,7 +67,7 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
 
 @dataclass
 class KindCounts:
-    """Events of one kind: those that were read, and those of them that were too late or rejected."""
+    """Counts of the events of one kind: read, and among these late or rejected."""
 
     read: int = 0
     late: int = 0
@@ -132,7 +132,7 @@ class RecentReports:
             self._events -= self._reports.popleft().events
 
     def check(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """Raises InputError for too many rejects, damaged files, or an absent column, of ``at_least`` so many events.
+        """Raises InputError for too many rejects, damaged files, or an absent column, if there are ``at_least`` events.
 
         When most of several units could not be read, the mapping or the disk is at fault.
         """

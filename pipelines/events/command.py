@@ -41,7 +41,7 @@ def run_events(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, 
     from ctr.pipelines.events.unmatched import unmatched_warnings
 
     settings = choose_settings(options)
-    # What a user must know of an error is in its message.
+    # The error's message has all that a user must know.
     with quiet_beam() if options.stream else contextlib.nullcontext():
         if settings is None:
             result, text = _run_batch(options, mapping)
@@ -83,7 +83,7 @@ def _run_watch(
 def _run_stream(
     options: EventOptions, mapping: EventMapping, settings: FollowSettings | KafkaSettings
 ) -> tuple[dict[str, Any], str]:
-    # What gRPC prints of a lost connection is also in the error at the end. Read when gRPC is loaded.
+    # gRPC's messages of a lost connection are also in the final error. gRPC reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ctr.pipelines.events.kafka import EventsInKafka
     from ctr.pipelines.events.publish import last_published

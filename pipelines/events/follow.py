@@ -225,7 +225,7 @@ def ingest_events(
             for kind in mapping.kinds
             if not any(unit.kind == kind for unit in files)
         ]
-        # They are open, as ``arrivals_reached`` has it.
+        # They stay open, see ``arrivals_reached``.
         + [
             f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
             for start in left[:1]
@@ -319,8 +319,8 @@ class _Job:
     def drained_clock(self) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
-        One that begins more than a year and the windows after what impressions and clicks have reached stays open: the
-        clocks of its few events are wrong, and a log that ends with it could not go on. A label may have no event for
+        A partition that begins more than a year, plus the windows, after the last impression or click stays open: its
+        few events have wrong clocks, and no later partition could be published after it. A label may be silent for
         longer.
         """
         reached = [self.arrived[kind] for kind in (IMPRESSIONS, CLICKS) if self.arrived[kind] >= 0]
@@ -404,7 +404,7 @@ class _Watch:
         self._job.reports.check()
 
     def new_units(self) -> list[Unit]:
-        """Returns the next files to read, some at a time; of each kind those that arrived first."""
+        """Returns the next files to read, some at a time, each kind's earliest arrivals first."""
         unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
         units: list[Unit] = []
         for kind in self._seen:
@@ -421,7 +421,7 @@ class _Watch:
         if key not in self._versions:
             return False
         if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
-            # What was added to a file is not read; that is among the rejects.
+            # Lines added to a file later are not read; a reject says so.
             self._changed.add(key)
             reports = list_reports(self._job.spool, unit_digest(unit))
             write_rejects(self._job.log, [replace(report, damaged=_CHANGED) for report in reports])

@@ -75,7 +75,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
             try:
                 paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
             except (NotImplementedError, ValueError) as error:
-                # What Path.glob raises for an absolute pattern, and for an empty one.
+                # Errors of Path.glob for an absolute or an empty pattern.
                 raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
             for path in paths:
                 name = path.relative_to(folder).as_posix()
@@ -162,14 +162,14 @@ class ReadSoFar:
     """Files read of a kind whose new files always sort after the older ones."""
 
     last: str = ""  # the name of the last file; empty before the first
-    files: int = 0  # how many there were up to that name when it was read
+    files: int = 0  # number of files up to that name when it was read
     arrival: int = 0  # the latest, in microseconds; 0 before the first
     # When the last file was written, before the first when the job began; seconds since 1970.
     written: float = 0.0
     over: bool = False  # this part of the work is done
 
     def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Returns the units after the last one read; InputError where a file was added before that."""
+        """Returns the units after the last one read; InputError if a file was added before it."""
         last = natural_order(self.last)
         before = sum(1 for unit in units if self.last and natural_order(unit.name) <= last)
         if before > self.files:

@@ -4,7 +4,7 @@ An impression is published in the partition of its query time. A click is needed
 impression, and has one *home*, which counts it and reports whether it was matched: the partition of its own time plus
 the difference of clocks that is allowed, so that no impression of a click is in a partition after its home. The events
 of further labels, such as conversions, are clicks with windows of their own. A partition closes when the clicks and
-conversions on all of its impressions have had their time to arrive; what arrives later is too late for it. So if its
+conversions on all of its impressions have had their time to arrive; later events are too late for it. So if its
 arrival is known, the event alone shows whether it is too late: it does not depend on what else has been seen by then.
 """
 

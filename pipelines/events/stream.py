@@ -10,7 +10,7 @@ manifests in order.
     LOG/.stream-counts.json   the impressions that a draining job has read for each partition, until they are compared
                               with the published ones
 
-The log shows how far a job has come: a job that is started again skips what is published. It needs the events of the
+The log shows a job's progress: a job that is started again skips published partitions. It needs the events of the
 first open partition, and so has to read the source again from there (``first_needed``), or to be restored from a
 checkpoint of the runner.
 """

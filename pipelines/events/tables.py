@@ -4,7 +4,7 @@ An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its
 that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click, or an event of a further label,
 is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
 
-Which arrivals are in the future is decided by the arrivals beside them, never by this machine's clock, so that the same
+Arrivals in the future are found by comparison with other arrivals, never with this machine's clock, so that the same
 events are accepted whenever and in whatever order files are read. Of a chunk of ten events or more, nine tenths show
 the present: an arrival that comes later than they do by more than a day, ``mapping.future`` and ten times the span of
 the middle eight tenths is in the future. (A shorter limit would refuse the last hours of a file of a week.) One that

@@ -19,7 +19,7 @@ from ctr.pipelines.events.publish import unmatched_path
 from ctr.pipelines.events.rules import PartitionRules, partition_rules
 from ctr.pipelines.events.tables import CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Kind
 
-_SHARE = 0.005  # of early, late and orphan clicks, from which on a job speaks of them
+_SHARE = 0.005  # of early, late and orphan clicks, from which on a job warns
 _RECENT_CLICKS = 100_000  # in the latest partitions; no others are judged
 _RECENT_PARTITIONS = 1_000  # at most: of rare events
 _MOST = 0.9  # of the clicks that a longer duration would match, that the proposed one does

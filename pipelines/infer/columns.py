@@ -34,7 +34,7 @@ _FEW_BAD = 0.001
 _FEWEST, _FEW = 20, 64
 _UNIQUE, _ENOUGH = 0.999, 50
 _STEPS = 40
-# Of the range: where half of the values lie in it at one end, even buckets would part few values from many.
+# Share of the range: if half of the values lie in it at one end, even buckets would separate few values from many.
 _TAIL = 1 / 6
 _SHOWN = 24
 
@@ -227,7 +227,7 @@ def _list_feature(column: Column, separator: str, strip: str = "") -> Decision:
     if items <= {"0", "1", "0.0", "1.0"}:
         return not_used("lists of 0 and 1 (vectors): what their places mean is not known")
     if column.is_list and any("|" in str(item) for item in column.array.flatten().drop_null().to_pylist()):
-        # What joins the items where a model takes texts must be in none of them.
+        # A separator that joins items for a model that takes texts must not occur in them.
         separator = "\x1f"
     feature = {"kind": "category", "source": column.name, "multivalent": True, "separator": separator}
     because = "lists" if column.is_list else f"lists in brackets, {separator!r} between the items" if strip else (
@@ -409,7 +409,7 @@ QUANTILES = 40  # numbers with more values than this are grouped by so many quan
 
 # Consecutive rows, such as a query's, stay together; both halves see drift.
 _BLOCKS = 20
-# A value is held to be like all rows by so many rows of these.
+# Number of prior rows, at the overall rate, in the smoothed rate of a value.
 _PRIOR_ROWS = 10.0
 _FEWEST_OF_A_CLASS = 10
 

@@ -58,7 +58,7 @@ _WIDTH = 108
 
 @dataclass
 class Draft:
-    """A mapping, and why it is as it is."""
+    """A drafted mapping, and the reasons for each of its decisions."""
 
     columns: dict[str, Decision] = field(default_factory=dict)  # what each column becomes, by its name
     notes: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping; InputError for a role that cannot be, for a leak, or where no feature is left."""
+    """Drafts a mapping; InputError for an impossible role, for a leak, or if no feature is left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -350,7 +350,7 @@ def mapping_text(draft: Draft, source: str) -> str:
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    # Values of the table may stand in comments: what ends a line of YAML is escaped.
+    # Values of the table may stand in comments, so characters that end a line of YAML are escaped.
     first, next_lines = f"{indent}# ", f"{indent}#   "
     safe = printable(" ".join(text.split()))
     return textwrap.wrap(

@@ -1,6 +1,6 @@
 """Reads csv and tsv files in chunks, every column as bytes; rejects lines with malformed quotes or fields.
 
-A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
+A repeated header, as in files concatenated by ``cat``, is rejected too, and counted separately.
 """
 
 import csv
@@ -42,17 +42,17 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 class _StrictQuotes:
     """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
 
-    So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    So a parser refuses that line, for too many or few fields, at its place. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
-    within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
-    record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
-    it is in, and not all lines until the next quote. It is taken to be never closed where its record, of ``fields``,
-    would be longer than ``limit`` bytes.
+    within is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
+    is rejected, and reading starts again after it: so a quote that is never closed costs its line, and not all lines
+    until the next quote. A quote counts as never closed if its record, of ``fields``, would be longer than ``limit``
+    bytes.
     """
 
     def __init__(self, delimiter: str, fields: int, limit: int) -> None:
         self._delimiter, self._count, self._limit = delimiter, fields, limit
-        # Reason and original line, by what stands for the line.
+        # Reason and original line, by the text that replaces the line.
         self.faults: dict[str, tuple[str, bytes]] = {}
         comma = re.escape(delimiter).encode()
         value = rb'(?:"(?:[^"]++|"")*+"(?=%b|\r|\n|\Z)|(?!")[^%b\r\n]*+)' % (comma, comma)
@@ -61,14 +61,14 @@ class _StrictQuotes:
         self._last = re.compile(rb"(?:%b%b)*+%b" % (value, comma, value))
 
     def check(self, data: bytes, final: bool) -> tuple[bytes, int]:
-        """Returns the checked records at the start of ``data``, and the number of bytes that they were."""
+        """Returns the checked records at the start of ``data``, and their number of bytes there."""
         pieces: list[bytes] = []
         passed = record = 0
         while (record := _end(self._records, data, record)) < len(data):
             if final and self._last.fullmatch(data, record):
                 record = len(data)
                 break
-            # The field that is at fault, or that is not there to its end.
+            # The field that is at fault, or cut off.
             at = _end(self._fields, data, record)
             quoted = _QUOTED.match(data, at)
             is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
@@ -136,7 +136,7 @@ def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[lis
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
-    # What comes before a field that is too long is enough to go on.
+    # The fields before one that is too long suffice.
     with suppress(csv.Error):
         for row in reader:
             rows += [row] if row else []
@@ -299,7 +299,7 @@ class _Header:
 
 @contextmanager
 def _quiet_about_text() -> Iterator[None]:
-    # Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes.
+    # Arrow stops at a row that is no UTF-8, as it cannot pass it to ``refuse``; Python's error is dropped.
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

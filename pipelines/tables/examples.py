@@ -76,7 +76,7 @@ def _as_python(value: pa.Scalar) -> Any:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such.
+    """Makes a chunk's columns UTF-8, adds side tables' columns; ``encoded`` ones that are dictionaries stay so.
 
     Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows' own.
     """
@@ -113,7 +113,7 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
 def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
-    """Reads the columns of the further labels of N rows of these times, int64 in microseconds: int8, null: unknown."""
+    """Reads the further labels of N rows with these times, int64 microseconds: int8, null where unknown."""
     labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"

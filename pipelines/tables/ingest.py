@@ -82,10 +82,10 @@ EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wr
 
 
 def with_queries(tables: Iterable[pa.Table], gap_us: int | None, arrival: Path) -> Iterator[pa.Table]:
-    """Yields the rows in order, once all have come, with their queries; the group becomes a column of its own.
+    """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
 
-    The tables are under ``spill_schema``, with groups for query ids and rows' own times for query times. They wait in
-    the file ``arrival``.
+    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are stored
+    in the file ``arrival`` meanwhile.
     """
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     writer = None
@@ -162,7 +162,7 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 
 
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
-    """Describes rows, of ``total``, whose partition, of a length in microseconds, is published already."""
+    """Describes the rows, of ``total``, in partitions (of ``length`` microseconds) that are published already."""
     files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
     numbers, counts = np.unique(files, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_NAMED]
@@ -246,8 +246,8 @@ class IngestSettings:
         allowed_lateness_us: microseconds that a row may come later than others.
         max_reject_share: a larger share of rejected rows stops the ingest.
         progress: called with the number of rows read since its last call.
-        block_bytes: read of a file at a time; they change nothing in the log.
-        now_us: query times from it on are warned of. None: the time of the machine's clock.
+        block_bytes: bytes of a file that are read at a time; they do not change the log.
+        now_us: query times from this one on cause a warning. None: the time of the machine's clock.
     """
 
     append: bool = False
@@ -507,7 +507,7 @@ class _Ingest:
             for start in starts:
                 table = spill.pop(start)
                 if self._mapping.query is not None:
-                    # As they were before they were grouped: held rows are grouped again.
+                    # In their state before grouping: held rows are grouped again.
                     groups, times = (table.column(name).to_numpy() for name in (GROUP_COLUMN, "timestamp"))
                     table = table.drop_columns([GROUP_COLUMN])
                     table = replace_columns(table, query_id=groups, query_time=times)
@@ -547,7 +547,7 @@ class _Ingest:
                 f"{examples} published, {rejected} rejected and {self._held_rows} kept unpublished"
             )
         for join in self._mapping.joins if self._sources else ():
-            # Their values are taken at any time, also before they were known.
+            # Their values are used for any time, also before they were known.
             if join.valid_from is None:
                 self._warnings.append(
                     f"the side table {join.file} has no times: rows of the past get its present values too; if "

@@ -169,7 +169,7 @@ class Chunk:
     table: pa.Table
     rows: np.ndarray  # [N] int64, the 1-based line or record number of each
     rejects: list[Reject]  # rows of this chunk that could not be read at all
-    keys: Sequence[str] = ()  # of lines of JSON: all that some row has
+    keys: Sequence[str] = ()  # of JSON lines: all keys that occur in a row
 
     @property
     def count(self) -> int:

@@ -118,7 +118,7 @@ class SideTable:
     """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
 
     A row holds from a time on until the next one of its key; a row of a table without times, from the beginning on.
-    ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time, and ``order``,
+    ``times`` are the distinct ones, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
     int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
     """
 
@@ -130,9 +130,9 @@ class SideTable:
     has_times: bool
 
     def look_up(self, keys: pa.Array, times: np.ndarray) -> Columns:
-        """Returns the side columns of N rows by their keys: what holds at their times, int64 [N] in microseconds.
+        """Returns the side columns of N rows by key, as valid at the rows' times, int64 [N] in microseconds.
 
-        Null where the key is not there, or later.
+        Null where the key is missing, or has only later rows.
         """
         numbers = pc.fill_null(pc.index_in(_key_texts(keys), self.keys), -1).to_numpy().astype(np.int64)
         step = len(self.times) + 1
@@ -206,10 +206,10 @@ def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) 
 def read_files(
     mapping: Mapping, sources: Sequence[SourceFile], block_bytes: int, line: int = 0
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-    """Yields the chunks of input files, each with the side tables beside its file and the number of lines before that.
+    """Yields the chunks of input files, each with its folder's side tables and the number of lines in earlier files.
 
-    A chunk is about ``block_bytes`` of a file; a blank file has none. Lines are counted from ``line`` on. Raises
-    InputError where a file cannot be read.
+    A chunk is about ``block_bytes`` of a file; a blank file has none. The count of lines starts at ``line``. Raises
+    InputError if a file cannot be read.
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
     for source in sources:

@@ -92,7 +92,7 @@ class RejectLog:
             )
 
     def write(self) -> None:
-        """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
+        """Writes one JSON object a line, by file and row; without rejects, removes an earlier run's file."""
         if not self.rejects:
             self.path.unlink(missing_ok=True)
             return

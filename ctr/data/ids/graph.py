@@ -233,7 +233,7 @@ def fingerprint(strings: tf.Tensor) -> tf.Tensor:
 
 
 def bucket(prints: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
-    # Of a stack of several features each has a count.
+    # In a stack of several features, each has a count.
     divisors = tf.constant(counts, tf.uint64, shape=[len(counts)] + [1] * (prints.shape.rank - 1))
     return 1 + tf.cast(tf.math.floormod(prints, divisors), tf.int32)
 

@@ -54,7 +54,7 @@ class Operations(Protocol):
     # 1 + how many edges are at or below.
     def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...
     def bits(self, numbers: Vector) -> Vector: ...  # as ``ctr.data.value_arrays`` has them
-    # Of rows without exactly so many bits of finite numbers, none.
+    # Empty for rows without exactly this many finite numbers.
     def whole(self, bits: Vector, rows: Rows, size: int) -> tuple[Vector, Rows]: ...
     def mix(self, parts: Sequence[Vector]) -> Vector: ...
     def spread(self, vector: Vector, rows: Rows) -> Vector: ...  # a row's value for each of its items
@@ -134,14 +134,14 @@ class FeatureIds:
 
 
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
-    """Makes ids of fingerprints, of one feature or of a stack of several whose ids all grow, or none's."""
+    """Computes ids from fingerprints of a feature, or of a stack of features of which all or none have growing ids."""
     counts = [count - 1 for count in buckets if count is not None]
     # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
     return xp.bucket(prints, counts) if counts else xp.grown(prints)
 
 
 def cross_ids(xp: Operations, feature: Cross, parts: Sequence[IdColumn]) -> IdColumn:
-    """Makes the ids of a cross of the ids of its parts, of which at most one is multivalent."""
+    """Computes the ids of a cross from the ids of its parts, of which at most one is multivalent."""
     rows = next((part.rows for part in parts if part.rows is not None), None)
     if rows is None:
         state = xp.mix([part.prints for part in parts])
@@ -152,12 +152,12 @@ def cross_ids(xp: Operations, feature: Cross, parts: Sequence[IdColumn]) -> IdCo
 
 
 def pair_ids(xp: Operations, left: Vector, right: Vector) -> Vector:
-    """Makes ids that grow of pairs of ids, given as unsigned: those of a cross that knows no more of its parts."""
+    """Computes growing ids from pairs of unsigned ids, like a cross that knows only its parts' ids."""
     return xp.where(xp.all_zero([left, right]), MISSING_ID, xp.grown(xp.mix([left, right])))
 
 
 def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
-    """Makes a derived column: whole numbers of times, strings of strings; a copy is the values themselves."""
+    """Computes a derived column: integers from times, strings from strings; a copy is the values themselves."""
     if rule.of_time:
         return xp.periods(values, *rule.periods)
     if rule.rule is not None:

@@ -1,6 +1,6 @@
-"""Ids of the columns of tables: of the distinct values of each column, gathered for its rows.
+"""Ids of tables' columns: computed for the distinct values of each column, then gathered for its rows.
 
-Derived columns are there already (``ctr.pipelines.tables.examples``).
+The tables already contain the derived columns (``ctr.pipelines.tables.examples``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Column:
-    """A feature of the distinct values, and the index of each row's or list item's value among them."""
+    """A feature's ids of distinct values, and the index of each row's or list item's value among these."""
 
     values: IdColumn
     places: np.ndarray | None = None
@@ -164,7 +164,7 @@ def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) 
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
-    """Makes the ids of all features of a table's N rows, equal to those of ``transform_tensors``.
+    """Computes the ids of all features of a table's N rows, equal to the result of ``transform_tensors``.
 
     Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
     dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type, and vectors of

@@ -1,4 +1,4 @@
-"""Results of an experiment as one tidy table (`ctr.eval.tidy`), and what numbers do not say."""
+"""Results of an experiment as one tidy table (`ctr.eval.tidy`), and its missing parts."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Experiment:
     arms: Mapping[str, MeasuredArm]  # in the order of the plan
     costs: Costs
     late_from: int | None  # query time, microseconds, of the last half; None without predictions
-    missing: list[str]  # what is not there or was not compared, with reasons
+    missing: list[str]  # missing runs and skipped comparisons, with reasons
 
     def as_json(self) -> str:
         """Returns everything as JSON; null where undefined."""
@@ -60,7 +60,7 @@ class Experiment:
             ],
             "results": as_records(self.table),
         }
-        # What plans hold as NaN or infinity is no JSON: it becomes text.
+        # NaN and infinity in plans are no JSON, and become text.
         plain = json.loads(json.dumps(content), parse_constant=str)
         return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

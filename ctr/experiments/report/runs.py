@@ -1,4 +1,4 @@
-"""Runs and costs of an experiment, as far as they are there. Faults become an `InputError` that names file and key."""
+"""Existing runs and costs of an experiment. Faults become an `InputError` that names file and key."""
 
 import glob
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class MeasuredArm:
 
 
 def read_costs(folder: Path) -> Costs:
-    """Reads costs.json; nothing is known without one."""
+    """Reads costs.json; without the file, the result is empty."""
     path = folder / "costs.json"
     return read_record(path, Costs) if path.exists() else Costs()
 
@@ -129,7 +129,7 @@ def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
 
 
 def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
-    """Reads a run of an arm, or ``ARM~RETRAIN``; there is none unless it is finished."""
+    """Reads a run of an arm, or ``ARM~RETRAIN``; None in its place unless it is finished."""
 
     def ending(state: str, reason: str) -> tuple[None, Ending]:
         return None, Ending(planned.seed, planned.folder, state, reason)

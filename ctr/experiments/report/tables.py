@@ -43,7 +43,7 @@ class ArmTable(NamedTuple):
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """Returns the tables of which anything is known."""
+    """Returns the tables that have any numbers."""
     tables = []
     scored = " ".join(
         f"{word} {datetime(1970, 1, 1) + timedelta(microseconds=time)}"
@@ -65,7 +65,7 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         known = pd.DataFrame(rows, columns=["arm", by, *heads, PAPER]).replace(
             {"": None, display.ABSENT: None}
         )
-        # Without what is not known of any arm, and without arms of which nothing is.
+        # Without columns that no arm has, and without arms that have none.
         known = known.dropna(subset=heads, how="all").dropna(axis="columns", how="all")
         known = known.fillna(display.ABSENT).astype(str)
         if len(known):
@@ -113,7 +113,7 @@ def _cell(experiment: Experiment, column: Column, arm: str, key: str) -> str:
         return display.amount(number.value)
     number = number.map(lambda value: factor * (value - shift))
     if math.inf in (number.high, -(number.low or 0.0)):
-        # Beyond a sweep.
+        # A bound beyond the sweep.
         return f"{'>' if number.high == math.inf else '<'} {number.text(column.decimals, signed=signed)}"
     metric = column.metric.removesuffix("_change_percent")
     star = "*" if metric != column.metric and is_significant(experiment, metric, **keys) else ""
@@ -121,7 +121,7 @@ def _cell(experiment: Experiment, column: Column, arm: str, key: str) -> str:
 
 
 def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, str]:
-    """Returns the slices of an arm with a metric, by what stands for them in a table."""
+    """Returns the label in a table of each slice of an arm that has the metric, by the slice's key."""
     every = experiment.numbers.by("slice", metric, arm=arm.name)
     if metric != "slice_weight":
         return {key: key for key in every}

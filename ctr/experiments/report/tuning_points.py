@@ -37,7 +37,7 @@ def tuning_rows(
     costs: Costs,
     baseline: str,
 ) -> tuple[list[Row], str]:
-    """Reads both tuning points off the curve of an arm: it goes through itself and its points, at the sweep's seeds.
+    """Reads both tuning points off the curve through an arm and the points of its sweep, at the sweep's seeds.
 
     Points that lack a run or a cost are left out. Returns also why there is no reading, or an empty string.
     """

@@ -70,7 +70,7 @@ class Experts:
         """Computes the scores of each expert for B rows; see ``ctr.models.click_model.forward``.
 
         Args:
-            inputs: of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
+            inputs: inputs of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
         """
         scores: dict[str, Scores] = {}
         for name in self.names:
@@ -96,7 +96,7 @@ class Experts:
         return tf.add_n([first + offset, *moves])
 
     def gates(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Returns how far the prediction is moved from the first expert to each other one, in [0, 1]."""
+        """Returns each further expert's gate, in [0, 1]: the share of its difference to the first one that is added."""
         if len(self.names) == 1:
             return {}
         return dict(zip(self.names[1:], weights[self.combination][1:].tolist(), strict=True))

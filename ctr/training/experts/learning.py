@@ -7,7 +7,7 @@ loss alone, the effects u of queries (``ctr.models.query_effect``), which are ma
     other terms      see z_k
 
 Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. The biases learn each
-with its own expert, and what combines experts by the logistic loss of the prediction. A network that is alone has
+with its own expert, and the combination by the logistic loss of the prediction. A network that is alone has
 neither: it learns by the objective of the prediction.
 """
 
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
         learned: float32 scalar, of which the weights' gradients are taken: the sum of the experts' own losses.
         unranked: the same without the rank loss.
         curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvatures``, float32 [B].
-        steps: of the biases and of what combines experts.
+        steps: Newton steps of the biases and of the combination of experts.
         gain: float32 [2], what the batch adds to ``ExpertState.gain``; None where no pairs learn.
     """
 
@@ -71,8 +71,8 @@ def lesson_of(
     """Computes the experts' losses, curvatures and calibration steps for a batch.
 
     Args:
-        experts: those that learn.
-        scores: of each of them.
+        experts: the experts that learn.
+        scores: scores of each of these experts.
         prediction: float32 [B].
     """
     logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}
@@ -83,7 +83,7 @@ def lesson_of(
         biases = state.biases.get(name)
         shifted, left = expert.logits, None
         if biases is not None:
-            # What the whole batch shares is the bias's, what a query shares is nobody's.
+            # The bias explains what the whole batch has in common; no weight is to explain what only a query has.
             moved = expert.logits + tf.stack([moves[bias] for bias in biases]) if biases else expert.logits
             effects, left = _query_effects(batch.targets, moved)
             shifted = moved + effects

@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 def expert_names(model: Model) -> tuple[ExpertName, ...]:
-    """Returns the experts of a model in their order; of ``auto``, before a log is known, those without pairs."""
+    """Returns the experts of a model in order; ``auto``, which a log decides, gives all but pairs."""
     if model.experts != "auto":
         return tuple(name for name in EXPERTS if name in model.experts)
     if model.factorized is not None:

@@ -27,8 +27,8 @@ def with_pair_table(
     """Adds the table of pairs to a model's tables, if it has a pairs expert.
 
     Args:
-        columns: of the log's id matrix, behind which the ids of pairs stand (``with_pair_ids``).
-        shared_rows: those that the ids of a feature without a row of their own share.
+        columns: columns of the log's id matrix; the ids of pairs follow them (``with_pair_ids``).
+        shared_rows: rows that a feature's ids without a row of their own share.
 
     Raises:
         InputError: there are no two features to pair.

@@ -1,7 +1,7 @@
 """State of experts: their biases, their combination, and whether pairs learn.
 
-Pairs that do not pay are left out of the step, and come back for a look when the log is eight times as long. What pays
-is decided by the losses of two combinations, of all experts and of those without pairs, each fitted to its own logits.
+Pairs that do not reduce the loss are left out of the step, and tried again when the log is eight times as long. Their
+gain is the difference in loss between two fitted combinations of experts: with and without pairs.
 """
 
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ class ExpertState:
     """Variables that combine the experts of a run.
 
     Attributes:
-        experts: all of them.
-        weights: by the names of ``Experts.initial``.
-        biases: for each expert the steps of its bias, or of each component's; of a network that is alone, and of one
-            that is factorized, none: its bias learns as its other weights do.
-        combiners: the steps of what combines all experts, and those without pairs.
-        gain: float64 [2], of the rows that a decision is made by: what pairs have saved, of which loss.
+        experts: all experts of the model.
+        weights: the weights that combine experts, by the names of ``Experts.initial``.
+        biases: for each expert the Newton steps of its bias, or of each component's; none for a network that is alone
+            or factorized, whose bias learns like its other weights.
+        combiners: the Newton steps of the combination of all experts, and of all without pairs.
+        gain: float64 [2], over the rows that decide on pairs: the loss that pairs have saved, and the loss itself.
     """
 
     def __init__(self, experts: Experts, network: Mapping[str, tf.Variable]) -> None:
@@ -101,17 +101,17 @@ class ExpertState:
             self.watch = np.array(arrays[_WATCH])
 
     def report(self) -> dict[str, float]:
-        """Returns the gates, as metrics name them: of pairs that are left out 0."""
+        """Returns the gates by their names in metrics; 0 for pairs that are left out."""
         active = self.active
         gates = active.gates({name: weight.numpy() for name, weight in self.weights.items()})
         return {f"{name}_gate": round(gates.get(name, 0.0), 6) for name in self.experts.names[1:]}
 
     def is_due_after(self, rows: np.ndarray) -> np.ndarray:
-        """Returns whether something is decided, bool [K], when so many more rows [K] are learned from."""
+        """Returns whether a decision on pairs is due, bool [K], after learning from ``rows`` [K] more."""
         return self.has_pairs & (self.watch[1] + rows >= self.watch[3])
 
     def count(self, rows: int) -> None:
-        """Counts rows that were learned from, and decides where that is due."""
+        """Counts learned rows, and decides whether pairs learn when that is due."""
         if not self.has_pairs:
             return
         phase, passed, begun, due = self.watch.tolist()
@@ -145,7 +145,7 @@ class ExpertState:
 
 
 def active_experts(experts: Experts, arrays: Mapping[str, np.ndarray]) -> Experts:
-    """Returns those that learn and predict, by all arrays of a state."""
+    """Returns the experts that learn and predict, given all arrays of a state."""
     if PAIRS in experts.names and arrays[_WATCH][0] == _ASLEEP:
         return experts.without_pairs
     return experts

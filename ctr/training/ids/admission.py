@@ -22,7 +22,7 @@ class CountMinSketch:
     epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is
     at least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
     whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, at which counters stay.
-    What was counted before a halving counts half, rounded down: what is old is forgotten, and an endless stream does
+    Counts before a halving count half, rounded down: so old ids are forgotten, and an endless stream does
     not fill it.
 
     Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005; Estan,
@@ -96,7 +96,7 @@ class WaitingIds:
     be counted, all of their counts go into the sketch, whose docstring states its error, and the next ones are counted
     from then on. Until that happens for the first time, all counts are exact.
 
-    Of several workers, which make the same calls, each keeps its part of the exact counts; all have the sketch.
+    Several workers, which make the same calls, each keep a part of the exact counts; all have the sketch.
     """
 
     def __init__(self, config: AdmissionConfig, group: Workers = ALONE) -> None:
@@ -120,7 +120,7 @@ class WaitingIds:
         """Counts occurrences of different ids; returns which of them have occurred often enough, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
-        # By one higher, so that 0 is that of an id which is not counted yet.
+        # Indices plus one; 0 for an id that is not counted yet.
         before = np.zeros(len(indices), np.int32)
         before[held] = self._counts[indices[held]] + 1
         before = self._group.sum_numbers(before).astype(np.int64)

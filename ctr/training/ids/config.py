@@ -1,4 +1,4 @@
-"""The configuration of growing ids: how many a feature may have, which are admitted, and which have to go."""
+"""The configuration of growing ids: how many a feature may have, which are admitted, and which are evicted."""
 
 from typing import Annotated, Literal
 
@@ -42,9 +42,9 @@ class EvictionConfig(StrictModel):
             rows, with a warning. ``least_recent``: those that were not seen for the longest time. ``least_frequent``:
             those of the lowest frequency, where an occurrence counts half after each ``half_life``. ``score``: those
             of the lowest frequency divided by the time since they were last seen.
-        share: the share of a feature's capacity that goes at once, so that it is seldom done.
+        share: the share of a feature's capacity that is evicted at once, so that evictions are rare.
         half_life: seconds after which an occurrence counts half.
-        max_idle: seconds after which an id that was not seen goes, even if its feature is not full. Null: never.
+        max_idle: seconds after which an id that was not seen is evicted, even if its feature is not full. Null: never.
         every: seconds between two searches for such ids.
     """
 

@@ -45,7 +45,7 @@ class DecayClock:
         if self.is_far(time_us):
             half_lives = (time_us - self.landmark) // self._half_life
             self.landmark += half_lives * self._half_life
-            # Further than any float64 reaches there is only 0.
+            # Beyond the range of float64 only 0 remains.
             np.ldexp(frequencies, -min(half_lives, 4096), out=frequencies)
 
 
@@ -60,9 +60,9 @@ def evicted_first(
 ) -> np.ndarray:
     """Chooses the ids to evict; ``none``, which evicts nobody, chooses as ``least_recent``.
 
-    ``score`` is frequency / (time since last seen + half-life / 100). Recency alone lets an id that comes seldom but
-    steadily go for one that came once a moment ago; frequency alone keeps what was popular and is over, and lets go
-    what is new. Their quotient does neither, and depends little on the half-life; so it is the default. Measured on
+    ``score`` is frequency / (time since last seen + half-life / 100). Recency alone evicts rare but regular ids in
+    favor of an id seen once, a moment ago; frequency alone keeps formerly popular ids and evicts new ones. Their
+    quotient does neither, and depends little on the half-life; so it is the default. Measured on
     simulated streams of 1 to 2.5 million occurrences over 60 days, the share of the occurrences whose id had a slot
     (half-life 7 days / 30 days):
 
@@ -75,11 +75,11 @@ def evicted_first(
     ======================================  ============  =============  ==============  =======
 
     Args:
-        count: how many go, of the ids of all workers together; all of them where they are fewer.
-        places: int64 [N], rising, the order of ids among those of all workers; None: the process is alone.
+        count: number of ids to evict, over all workers; if there are fewer, all are evicted.
+        places: int64 [N], ascending, the order of ids among those of all workers; None: the process is alone.
 
     Returns:
-        int64, rising positions of those that go. Of ids that are equal the first ones go.
+        int64, the ascending positions of the evicted ids; of equal ones, the first.
     """
     if config.policy == "least_frequent":
         order: np.ndarray = frequency
@@ -93,7 +93,7 @@ def evicted_first(
 
 
 def lowest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the positions, int64 [count] and rising, of the lowest values; of equal ones the first."""
+    """Returns the positions, int64 [count], ascending, of the lowest values; of equal ones the first."""
     if not count:
         return np.zeros(0, np.int64)
     bound = np.partition(values, count - 1)[count - 1]
@@ -105,13 +105,13 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
     """Computes ``lowest`` over the values of all workers, int64 or float64 >= 0, without sending them.
 
-    ``places``: int64 [N], rising, below 2^31: their order among all.
+    ``places``: int64 [N], ascending, below 2^31: their order among all.
     """
     count = min(count, total(group, len(values)))
     if not count:
         return np.zeros(0, np.int64)
     bits = values.view(np.uint64)
-    # In the order of the values: bits of floating-point numbers have it.
+    # The bits of non-negative floating-point numbers have the order of the values.
     keys = bits ^ np.uint64(1 << 63) if values.dtype == np.int64 else bits
     bound, left = _bound_of_lowest(keys, count, group)
     equal = np.flatnonzero(keys == bound)
@@ -122,9 +122,9 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
 
 
 def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
-    """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and how many of these are equal to it.
+    """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and its multiplicity among them.
 
-    It is found byte by byte, from the highest one on, by how many keys have which value of it.
+    It is found byte by byte, from the highest one on, by counting the keys by the value of the byte.
     """
     bound = 0
     for shift in range(bits - 8, -8, -8):

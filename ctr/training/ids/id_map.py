@@ -3,15 +3,15 @@
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
 a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
-Everything follows from the batches that were learned from, in their order, and their event time.
+The map is a function of the trained batches, in their order, and their event times.
 
-Several workers, which all see all batches, have one map together. Worker r of W keeps the ids of the slots s with
-s % W = r, and counts their uses; how many slots each feature has, and what happened, all of them know. In a batch they
-tell each other the slots of its ids, which of their slots are free, and, when ids go, how many have which value of the
-policy. So the map is that of one process, whatever W is, and each worker has 1/W of it.
+Several workers, which all see all batches, share one map. Worker r of W keeps the ids of the slots s with s % W = r,
+and counts their uses; every worker knows the number of slots of each feature and the totals. For a batch they exchange
+the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
+the map of a single process, for any W, and each worker holds 1/W of it.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
-finding it.
+the index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,21 +45,21 @@ class Learned(NamedTuple):
     """The rows of a batch that is about to be learned from."""
 
     rows: np.ndarray  # int32 [U], the table row of each id
-    fresh: np.ndarray  # int64, rising positions of ids that just got their slot: all of the row begins anew
+    fresh: np.ndarray  # int64, ascending positions of ids with a new slot, whose row is initialized
 
 
 @dataclass(frozen=True)
 class Occupants:
     """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
 
-    rows: np.ndarray  # int32 [N], table rows, rising
+    rows: np.ndarray  # int32 [N], table rows, ascending
     features: np.ndarray  # int16 [N], indices of features
     fingerprints: np.ndarray  # int64 [N]
     first_seen: np.ndarray  # int64 [N], when the id got its slot; microseconds of event time
     last_seen: np.ndarray  # int64 [N]
     uses: np.ndarray  # int64 [N], occurrences since then
     frequency: np.ndarray  # float64 [N], the same, where each counts half after each half-life
-    time_us: int  # for which frequencies hold
+    time_us: int  # the time of the frequencies
 
     def of_feature(self, feature: int) -> "Occupants":
         selected, arrays = self.features == feature, {**vars(self)}
@@ -72,7 +72,7 @@ class FeatureCounters:
     """Counters of one feature's ids since the map began."""
 
     occupancy: int  # ids that have a slot now
-    capacity: int  # how many may have one
+    capacity: int  # maximum number of ids with a slot
     admitted: int  # ids that got a slot, each time counted; without those of a warm start
     evicted: int  # ids that lost their slot
     refused: int  # occurrences of ids that stayed on a shared row because the feature was full
@@ -133,7 +133,7 @@ class IdMap:
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, int32 [U], without learning anything of them; no pair (int16, int64 [U]) occurs twice.
+        """Finds the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
 
         An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
         ``find_slots``.
@@ -214,9 +214,9 @@ class IdMap:
     ) -> Learned | None:
         """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
 
-        ``lengths``: int64 [K], how many of the ids each batch has. Returns the rows of all, batch after batch, and the
-        first positions of ids that got a slot. None, where an id might have to wait or to go, or would get a slot that
-        another one had: nothing was learned. Where no id goes, those that find no room share rows.
+        ``lengths``: int64 [K], the number of ids in each batch. Returns the rows of all ids, batch after batch, and the
+        first positions of ids that got a slot; or None, with nothing learned, if an id might wait or be evicted, or
+        would reuse a slot. Without eviction, ids that find no free slot share rows.
         """
         if (
             self.group.size > 1
@@ -308,7 +308,7 @@ class IdMap:
         return positions[enough]
 
     def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
-        """Evicts ids of features that have not room for those in ``new``, but none in ``seen``; returns the room."""
+        """Evicts ids of features without room for the ids in ``new``, but none in ``seen``; returns the room."""
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
         if self._eviction.policy != "none":
@@ -323,7 +323,7 @@ class IdMap:
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
         of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
-        # Of ids with equal values those with the lowest slots go, whoever keeps them.
+        # Of ids with equal values, the ones with the lowest slots are evicted, on any worker.
         slots = indices * self.group.size + self.group.rank
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 
@@ -373,7 +373,7 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
+        """Returns rows (ascending), features and fingerprints of all ids in the first worker; all have to call it."""
         table = self._slots
         features, fingerprints = (
             gather_divided(self.group, array.__getitem__, table.places)
@@ -383,10 +383,10 @@ class IdMap:
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
     def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
-        """Gives slots to the occupants of another map, whatever the rule of admission.
+        """Assigns slots to the ids of another map, without a rule of admission.
 
         If a feature has not enough room for all of them, those that its policy would evict first are left out: their
-        row in what is returned, int32 [N], is -1. ``features``: int16 [N], what their features are in this map.
+        row in the result, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
         """
         now = self._advance(ids.time_us)
         fits = np.ones(len(features), np.bool_)
@@ -427,9 +427,9 @@ class IdMap:
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Goes back to where a map with these arguments, also of other workers, was at ``to_arrays``.
+        """Restores the ``to_arrays`` of a map with these arguments, also of another number of workers.
 
-        All workers restore their maps at once. ``entries``: of that one; None: this worker's are all. Raises
+        All workers restore their maps at once. ``entries``: that map's; None: this worker has all. Raises
         ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
@@ -453,7 +453,7 @@ def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, Valu
 def _first_places(
     features: np.ndarray, fingerprints: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds where each different pair comes first, rising, and for each pair its number among these."""
+    """Returns the first position of each distinct pair, ascending, and each pair's index among the distinct ones."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
@@ -465,7 +465,7 @@ def _first_places(
 
 
 def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Returns the positions, rising, of the first ids of each feature, as many as it has room for."""
+    """Returns the positions, ascending, of the first ids of each feature, as many as it has room for."""
     if (np.bincount(features, minlength=len(room)) <= room).all():
         return np.arange(len(features))
     order = np.argsort(features, kind="stable")

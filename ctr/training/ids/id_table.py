@@ -134,7 +134,7 @@ class IdTable:
         return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Gives places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
+        """Assigns places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
         places = self._lowest_free(len(features))
         self.count += len(places)
         self._grow()
@@ -178,7 +178,7 @@ class IdTable:
             positions, entries = (positions[rest] + 1) & self._wrap, entries[rest]
 
     def _rebuild(self, more: int) -> None:
-        """Makes the table anew, without the entries of pairs that left, and with room for ``more`` pairs."""
+        """Rebuilds the table without the entries of removed pairs, and with room for ``more`` pairs."""
         needed = math.ceil((self._pairs + more) / _MAX_REBUILT_LOAD)
         self._allocate(max(_SMALLEST_BITS, (needed - 1).bit_length()))
         indices = self.taken()
@@ -204,7 +204,7 @@ class IdTable:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Goes back to where a table, also of other workers, was at ``to_arrays``; ``places``: of all workers."""
+        """Restores the ``to_arrays`` of a table, also of another number of workers; ``places``: of all workers."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
         self.places = len(self.features) if places is None else places

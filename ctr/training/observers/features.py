@@ -21,14 +21,14 @@ _NAMED = 3
 
 
 class Features(Observer):
-    """Counts the rows of the log without a value of each feature; reports features, and ids that grow."""
+    """Counts, for each feature, the rows without a value; reports features and growing ids."""
 
     name = "features"
 
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, schema = run, run.schema
         self._names = (*schema.single_valued, *schema.multivalent)
-        # Of each feature the rows without a value; last, all rows.
+        # Rows without a value, for each feature; last, all rows.
         self._counts = np.zeros(len(self._names) + 1, np.int64)
         if state:
             self._counts[:] = state["counts"]
@@ -83,7 +83,7 @@ class Features(Observer):
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
     """Counts, for each normalized number, the values outside and inside its statistics, and averages the outside ones.
 
-    The mean is that of the values which are left out, in the first column that has any, NaN without.
+    The mean is over the outside values of the first column that has any, or NaN.
     """
     outlying: dict[str, tuple[int, int, float]] = {}
     if state.statistics is None or state.apart is None:
@@ -100,7 +100,7 @@ def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
 
 
 def id_rows(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, Any]:
-    """Returns the counters of growing ids in the pass, for all features together and for each."""
+    """Returns the counters of growing ids in the pass, in total and for each feature."""
     counters = _counters(id_maps, schema)
     total = {
         name: sum(getattr(counts, name) for counts in counters.values())
@@ -126,7 +126,7 @@ def _id_numbers(counts: FeatureCounters) -> dict[str, int | float | None]:
 
 
 def refusal_text(id_maps: Iterable[IdMap], schema: Schema) -> str | None:
-    """Returns a warning where features were full and had to leave ids on shared rows, or None where none was."""
+    """Returns a warning if features were full, so that new ids use shared rows, else None."""
     full = {name: counts for name, counts in _counters(id_maps, schema).items() if counts.refused}
     if not full:
         return None

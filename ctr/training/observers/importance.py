@@ -1,11 +1,11 @@
 """Importance of features: the increase of the loss of rows when a feature is hidden from the model.
 
-At eight positions of the second half of a pass the next rows of the log, which nothing was learned from yet, are scored
-by the weights of that moment, and again for each feature without what it says:
+At eight positions of the second half of a pass, the next rows of the log, which were not learned from yet, are scored
+by the present weights, and again with each feature hidden:
 
-    shared row   of a feature whose ids grow, each id is replaced by one that the model has never met: it is scored as
-                 a new value would be, by the feature's shared row
-    shuffled     of a feature with ``buckets``, which has no such row, each row has the ids of another one of them
+    shared row   for a feature with growing ids: each id is replaced by one that the model has never met, which is
+                 scored as a new value would be, by the feature's shared row
+    shuffled     for a feature with ``buckets``, which has no such row: each row gets the ids of another row
 
 The difference of the two losses of a row is paired, and is summed by query bucket, for intervals.
 
@@ -55,7 +55,7 @@ class Importance(Observer):
         self._plan: tuple[list[int], int] | None = None
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether nothing was measured at or after the last planned position that is behind."""
+        """Returns whether the last planned position passed so far has not been measured yet."""
         self._plan = self._plan or plan(inputs)
         passed = [target for target in self._plan[0] if target <= self._run.position.examples]
         if not passed or self._run.position.examples >= inputs.log.rows:
@@ -68,7 +68,7 @@ class Importance(Observer):
         if not self._measured:
             self._measured = {name: array[np.newaxis] for name, array in new.items()}
             return
-        # Of a log that has grown the last ones are kept.
+        # If the log has grown, the last positions are kept.
         self._measured = {
             name: np.append(self._measured[name], [array], axis=0)[-_POSITIONS:]
             for name, array in new.items()
@@ -106,7 +106,7 @@ def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
     rows = _next_rows(inputs, position, most)
     ways, hidden = zip(*(without_feature(rows, inputs.schema, name) for name in names), strict=True)
-    # Together: a call of the compiled function costs as much as a thousand rows.
+    # In one call: a call of the compiled function costs as much as a thousand rows.
     logit, *logits = np.split(score(join_rows([rows, *hidden])), len(names) + 1)
     scored = scored_rows(rows.label, logit, rows.metric_weight, rows.query_id)
 
@@ -136,7 +136,7 @@ def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
 
 
 def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
-    """Rows that say nothing of a feature any more, and in which way: ``SHARED`` or ``SHUFFLED``."""
+    """Returns the rows with a feature hidden, and how: ``SHARED`` or ``SHUFFLED``."""
     grows = schema.by_name[name].buckets is None
     order = np.roll(np.arange(len(rows)), len(rows) // 2)
     if name in rows.multivalent:

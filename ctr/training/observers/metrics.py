@@ -1,4 +1,4 @@
-"""Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
+"""Metrics of a run: of the current window, of all windows before it, and of each window over time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,18 +33,18 @@ class Metrics(Observer):
         counted = [QUERY_SIZE] if run.schema.counts_rows else []
         sliced = dict.fromkeys([*config.metrics.slices, *counted])
         self._slice_columns = {name: run.schema.single_valued.index(name) for name in sliced}
-        # By number of a log what its rows are added to, and the indices of the families that it is sliced by.
+        # By number of a log: its metrics, and the indices of the families that it is sliced by.
         self._names = [_WINDOW, *(f"log {name}" for name in run.inputs.constraint_logs)]
         self._families = [measured_families(families, source) for source in range(len(self._names))]
         slices = [[*sliced, *self._families[0]], *map(list, self._families[1:])]
-        # By part of windows.parquet; and the window, which is added to the pass at its end.
+        # Metrics by part of windows.parquet, and of the window, which is merged into the pass at its end.
         self._parts = {
             PASS: ProgressiveMetrics(slices[0]),
             **{name: ProgressiveMetrics(keys) for name, keys in zip(self._names, slices, strict=True)},
             **{f"label {name}": ProgressiveMetrics() for name in config.objective.labels},
         }
         self._timeline = Timeline()  # the sums of all windows, one by one
-        # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
+        # The window's sums over steps of each term of the loss times the step's rows; last, the sum of these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
         if state:
             self._restore(state)

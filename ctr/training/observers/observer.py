@@ -42,7 +42,7 @@ class Scored(NamedTuple):
     batch: Batch
     logit: np.ndarray  # float32 [N], finite
     slices: Sequence[np.ndarray]  # by family of bias constraints int32 [N], -1 for no slice
-    # By further label, of the log of the pass: float32 [N], the outcomes, NaN where not known, and finite logits.
+    # For each further label of the log of the pass, float32 [N]: outcomes, NaN where unknown, and finite logits.
     labels: Mapping[str, tuple[np.ndarray, np.ndarray]] = {}
 
 
@@ -66,7 +66,7 @@ class Observer:
 
     Attributes:
         name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
-        on_all_workers: the observer exchanges something with the other workers.
+        on_all_workers: whether the observer communicates with the other workers.
     """
 
     name: ClassVar[str]
@@ -83,10 +83,10 @@ class Observer:
         """Called after each batch, in the order of the log."""
 
     def window(self, line: dict[str, Any]) -> None:
-        """Called at the end of a window, with its line of metrics.jsonl; adds its measurements."""
+        """Called at the end of a window with its line of metrics.jsonl; adds the observer's measurements."""
 
     def checkpoint(self) -> Arrays:
-        """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
+        """Completes the files up to the run's position; returns the observer's state, equal bits in equal runs."""
         return {}
 
     def end(self, summary: dict[str, Any]) -> list[pa.Table]:

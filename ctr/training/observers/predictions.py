@@ -27,7 +27,7 @@ class Predictions(Observer):
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, self._folder = run, run.run_dir / "predictions"
         self._pending: list[dict[str, np.ndarray]] = []
-        # Rows in files, and rows that are pending.
+        # Counts of rows in files, and of pending rows.
         self._rows, self._pending_rows = int(state["rows"]) if state else 0, 0
         if not run.config.record_predictions:
             return
@@ -70,7 +70,7 @@ class Predictions(Observer):
 
 def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    # Of labels that are not known.
+    # For unknown labels.
     nulls = {name: np.isnan(column) for name, column in columns.items() if name.startswith("label_")}
     table = pa.table({name: pa.array(column, mask=nulls.get(name)) for name, column in columns.items()})
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))

@@ -48,7 +48,7 @@ class Slices(Observer):
         slices = {name: [row["id"] for row in part["heaviest"]] for name, part in measured.items()}
         calibrations: dict[str, SliceCalibration] = {}
         if not run.config.metrics.slices:
-            # Those by the size of queries are there already.
+            # Slices by the size of queries exist already.
             calibrations = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
             sums.add_slices(SLICES, calibrations)
             slices |= {name: heaviest_ids(state) for name, state in calibrations.items()}
@@ -143,7 +143,7 @@ def slice_names(
     try:
         values = read_values(log, hashed)
     except InputError as error:
-        # The run is complete without.
+        # The run is complete without slices.
         logger.warning("slices are named by their ids: %s", error)
     names: dict[str, dict[str, str]] = {}
     for name, ids in features.items():

@@ -54,7 +54,7 @@ _SPECTRUM = {
     "condition": "condition",
     "damped": "condition_damped",
 }
-# Of the rest by the beginning of the name, the first that fits.
+# All other names are grouped by the first prefix that fits.
 _PREFIXES = {
     "loss_": "loss/",
     "ramp_": "ramps/",
@@ -63,7 +63,7 @@ _PREFIXES = {
     "shampoo_seconds_": "throughput/shampoo_seconds_",
     "shampoo_": "optimizer/shampoo_",
 }
-# Scalars are float32: whole numbers beyond are not what they are shown as.
+# Scalars are float32: larger whole numbers would be shown rounded.
 _LARGEST_COUNT = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 _US_PER_HOUR = 3_600_000_000
@@ -72,7 +72,7 @@ _RECORD = struct.Struct("<Q4x")
 
 
 class TensorBoard(Observer):
-    """Writes each window's line as scalars. What writes raises OSError where the disk fails."""
+    """Writes each window's line as scalars. Writing methods raise OSError if the disk fails."""
 
     name = "tensorboard"
 
@@ -141,7 +141,7 @@ def _cut(file: Path, windows: int, has_config: bool) -> None:
         for _ in range(records):
             header = content.read(_RECORD.size)
             if len(header) < _RECORD.size:
-                # A power cut has taken more than that.
+                # A power cut has lost more than that.
                 return
             content.seek(_RECORD.unpack(header)[0] + 4, 1)
         content.truncate(min(content.tell(), file.stat().st_size))
@@ -180,7 +180,7 @@ def _is_shown(value: Any) -> bool:
 
 
 def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:
-    """Returns the configuration as hyperparameters: those that are neither numbers nor words as JSON."""
+    """Returns the configuration as flat hyperparameters: lists and nulls are encoded as JSON."""
 
     def entries(prefix: str, value: Any) -> Iterator[tuple[str, bool | int | float | str]]:
         if isinstance(value, dict):

@@ -8,7 +8,7 @@
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 
 Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
-all have; which parts they are is noted beside. So any other number of workers can read them.
+all have, with a record of the parts. So any other number of workers can read them.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
     rank: int
     size: int
-    parts: Mapping[str, Part]  # by the names of arrays; those that all workers have are not there
+    parts: Mapping[str, Part]  # by the names of arrays, without the arrays that all workers have
     nbytes: int  # of the arrays of all workers
     patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
     attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left
@@ -215,7 +215,7 @@ def save(
     ``share`` is of several workers what this one writes of it, after the first one has called ``begin``. Older
     checkpoints than the newest make room for it on a disk that is full.
 
-    Raises PassingError: there is not so much room, and nothing was deleted for it.
+    Raises PassingError if the disk has no room for it; then nothing was deleted.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
@@ -244,7 +244,7 @@ def save(
 
 
 def begin(folder: Path, examples: int) -> str:
-    """Makes the folder for the checkpoint of position ``examples``, of several workers; returns a word for all."""
+    """Makes the folder for several workers' checkpoint at ``examples``; returns a random tag that all use."""
     make_folder(folder)
     _remove_leftovers(folder)
     (folder / f"{examples:020d}{PARTIAL}").mkdir()
@@ -263,7 +263,7 @@ def clean_up(folder: Path, keep: int) -> None:
     for old in complete[:-keep]:
         delete_version(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
-        # Kept to be looked at until the run is well past it.
+        # Kept for inspection until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
             delete_version(damaged)
 
@@ -312,7 +312,7 @@ def _complete_checkpoints(folder: Path) -> list[Path]:
 def newest_sound(folder: Path) -> int | None:
     """Returns the position of the newest intact checkpoint, or None if there is none.
 
-    Damaged ones are renamed: they count no more, and the next one may stand there. Raises InputError: all are damaged.
+    Damaged ones are renamed, which frees their position for a new one. Raises InputError if all are damaged.
     """
     damaged: list[Path] = []
     for path in reversed(_complete_checkpoints(folder)):
@@ -337,7 +337,7 @@ def read_share(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
     """Reads arrays, state and parts that a worker needs of a checkpoint that the first one has checked.
 
-    Raises InputError: it is damaged or not there.
+    Raises InputError: it is damaged or missing.
     """
     path = _path(folder, examples)
     try:
@@ -351,7 +351,7 @@ def read_share(
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
 
-    Raises InputError: there is none, or its bytes are not what was written.
+    Raises InputError: there is none, or it is damaged.
     """
     while True:
         paths = _complete_checkpoints(folder)
@@ -365,7 +365,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
             state = _check(chosen[0])
             return read_parts(chosen[0], _array_files(state))[0], state
         except _FAULTS as error:
-            # Of a run that goes on it may have been deleted meanwhile; then others are there.
+            # A run in progress may have deleted it meanwhile; then there are newer ones.
             if chosen[0].exists():
                 raise InputError(
                     f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"
@@ -373,7 +373,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects a state's arrays, or any values by array, from a checkpoint's, by their names in the state."""
+    """Selects the state's arrays among a checkpoint's, or other values by array; returns them by name in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

@@ -11,13 +11,13 @@
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/windows.parquet        the sums from which all metrics follow, at the end (ctr.eval.windows)
     RUN/summary.json           the results
-    RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
-    RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
+    RUN/init_from.json         of a warm-started run: the source, its position, and the parts taken (warm_start/)
+    RUN/follow.jsonl           the lag of a run that follows a live log (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
-Observers have files of their own (``ctr.training.observers``). What grows during a run is cut back, on a resume, to
-where it was at the checkpoint.
+Observers have files of their own (``ctr.training.observers``). On a resume, files that grow during a run are cut
+back to their length at the checkpoint.
 """
 
 import json
@@ -69,7 +69,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def only_process(run_dir: Path) -> Iterator[None]:
-    """Holds the run directory until the block ends or the process dies. Raises InputError where another one does."""
+    """Locks the run directory until the block ends or the process dies. Raises InputError if another one holds it."""
     (run_dir / ".lock").touch()
     with hold(run_dir / ".lock", f"{run_dir}: another process is training in this run directory"):
         yield
@@ -79,10 +79,10 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
+    """Begins a run directory, or checks that the run can resume with these; the first worker locks it in the block."""
 
     def begin() -> None:
-        # First the features: of others, widths differ too.
+        # Features first: if they differ, so do widths.
         check_run_folder(run_dir)
         check_schema(run_dir, schema)
         adopt_config(run_dir, config)
@@ -152,9 +152,9 @@ _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
 
 
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
-    """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
+    """Writes environment.json, or refuses to resume a run in an environment that would change its bits.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers does,
+    The key ``platform`` is not compared: a new kernel changes no bits. Another number of workers does,
     which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
@@ -254,10 +254,10 @@ def read_run_config(run_dir: Path) -> TrainConfig:
 
 
 def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool) -> TrainConfig:
-    """Adds ranges of rows to the ``skip`` of a run; returns its configuration then. What it has changes nothing.
+    """Adds ranges of rows to the ``skip`` of a run, unless they are in it; returns the new configuration.
 
     Exports after the newest checkpoint are deleted, as their weights have learned from these rows. Raises InputError:
-    the checkpoint has, too, or the run is going on.
+    the checkpoint's weights have, too, or the run is in progress.
 
     Args:
         writes: whether this process is the one that checks and changes the run, not another worker.

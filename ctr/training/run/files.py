@@ -23,7 +23,7 @@ _PRIORITY = 19
 
 
 def _give_way() -> None:
-    # Linux has a priority for each thread: what is written takes the time that training leaves.
+    # Linux has a priority for each thread: writing takes only the time that training leaves.
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
 
@@ -37,7 +37,7 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Has ``job`` done after those before it; waits when many are not begun, so that they do not pile up."""
+        """Runs ``job`` after all earlier ones; waits while many are not begun, so that they do not pile up."""
         self._wait(_WAITING_JOBS)
         self._jobs.append(self._pool.submit(self._run, job))
 
@@ -51,7 +51,7 @@ class Background:
             raise
 
     def check(self) -> None:
-        """Raises the error of a job that has ended."""
+        """Raises the error of a failed job, if any."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft()
         if self._error is not None:

@@ -26,7 +26,7 @@ MOST_SET_ASIDE = 0.1
 class Passed:
     """Progress of a run in one log, and the rows that it could not use."""
 
-    rows: int = 0  # of the log that are behind it, rejects included
+    rows: int = 0  # rows of the log that are processed, rejects included
     until: list[int] | None = None  # time and query id of the last of them
     read: int = 0  # good and faulty rows that were read
     rejected: int = 0  # faulty rows
@@ -43,12 +43,12 @@ class Position:
     # Rows of the log that it has learned from, or left out; fewer than were scored only under a label delay.
     learned: int = 0
     learned_until: list[int] | None = None  # time and query id of the last of them
-    batches: int = 0  # that were scored
+    batches: int = 0  # scored batches
     scored_rows: int = 0  # good rows that were scored
     window_from: int = 0  # the same where the window began that it is in
     window_times: list[int] = field(default_factory=lambda: [0, 0])  # of the window's first and last row
     trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
-    trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
+    trained_rows: int = 0  # rows with a train weight above 0 whose step changed the weights
     skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
     skipped_rows: int = 0  # good rows of the log in such steps
     skipped_ranges: list[list[int]] = field(default_factory=list)  # rows [begin, end) of the first such steps
@@ -69,12 +69,12 @@ class Position:
         return asdict(self)
 
     def of(self, log: str = "") -> Passed:
-        """Returns how far it has scored the log of the pass, or a constraint log."""
+        """Returns the progress in the log of the pass, or in a constraint log."""
         return self.logs.setdefault(log, Passed())
 
     @property
     def examples(self) -> int:
-        """Rows of the log of the pass that are scored, rejects included."""
+        """Returns the number of scored rows of the log of the pass, rejects included."""
         return self.of().rows
 
     @property
@@ -96,10 +96,10 @@ def note_scored(position: Position, query_time: np.ndarray) -> None:
 
 
 def open_window(begin: int) -> int:
-    """Examples of a window that the configuration leaves open, from how many the run has measured before it.
+    """Returns the number of examples of a window if the configuration leaves it open, by the examples before it.
 
-    From the first 50,000 on windows have 50,000. Those before them are in parts, so that a short log has a course over
-    time: of 64, and later of a sixteenth of what is before. The length of the log, which may grow, has no say.
+    After the first 50,000 examples, windows have 50,000. Earlier ones are smaller, so that a short log has several:
+    64, and later a sixteenth of the examples before. The length of the log, which may grow, does not matter.
     """
     left = FULL_WINDOW - begin
     if left <= 0:
@@ -141,9 +141,9 @@ def set_aside_summary(position: Position) -> dict[str, Any]:
 
 
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
-    """Raises InputError if more than the allowed share of a log's rows is faulty; ``""`` names the training log.
+    """Raises InputError if too many rows of a log are faulty, or set aside; ``""`` names the training log.
 
-    A single query that is set aside never stops a run, however large it is.
+    ``allowed`` is the share of faulty rows. The largest query that is set aside does not count.
     """
     for name, passed in position.logs.items():
         others = passed.set_aside_rows - max((query[-1] for query in passed.set_aside), default=0)

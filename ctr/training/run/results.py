@@ -25,7 +25,7 @@ from ctr.training.run.summary import TIMING, dense_optimizer_text
 
 
 def unlearned_text(run: Run) -> str:
-    """Formats how many rows were not trained on, as a share of all, and why."""
+    """Formats the share of rows that were not trained on, and the reasons."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
     scored = position.scored_rows
@@ -69,8 +69,8 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    ``failure``: why the run ends with an error; ``timing``, called at the end: empty where nothing was left to pass,
-    and the earlier stands.
+    ``failure``: why the run ends with an error; ``timing``, called at the end: empty if no row was left, which keeps
+    the earlier timing.
     """
     return run.workers.once(lambda: _write(run, failure, timing))
 
@@ -98,7 +98,7 @@ def warnings_of(run: Run) -> list[str]:
 def _result_hashes(run: Run) -> dict[str, str | None]:
     """Hashes the recorded logits in the order of the log, float32, and the state in the last checkpoint.
 
-    ``weights_sha256`` is of optimizers too; None where there is none.
+    ``weights_sha256`` includes optimizers' state; None without a checkpoint.
     """
     digest, parts, weights = hashlib.sha256(), prediction_parts(run.run_dir), None
     # A part ends where a checkpoint was written: the hash does not depend on that.
@@ -144,7 +144,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """Reads the timing of a finished run that is asked for again: it has nothing left to time."""
+    """Reads the recorded timing of a finished run, which has nothing left to time."""
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")

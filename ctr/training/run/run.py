@@ -50,7 +50,7 @@ _DUALS_SHOWN = 32
 def open_run(
     run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
 ) -> Iterator["Run"]:
-    """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
+    """Resumes a run from its newest checkpoint in ``run_dir``, or begins it; closes its files after the block.
 
     Raises InputError: another log.
     """
@@ -58,13 +58,13 @@ def open_run(
     run.workers.once(lambda: remove_temporaries(run_dir))
     with ExitStack() as opened:
         run.resume(opened)
-        # Touches the memory for the first checkpoint now, that what was restored is gone.
+        # Touches the memory for the first checkpoint now that the restored arrays are freed.
         run.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
 
 
 class Run:
-    """A run. Of several workers all stand at the same place; the first one writes the files."""
+    """A run. Several workers are all at the same position; the first one writes the files."""
 
     def __init__(
         self, run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
@@ -81,7 +81,7 @@ class Run:
         # One line a window, and rows that could not be used.
         self.metrics: GrowingFile | Unwritten = Unwritten()
         self.rejects: GrowingFile | Unwritten = Unwritten()
-        self.background = Background("run-files")  # what fails there is raised by its next call
+        self.background = Background("run-files")  # its next call raises the error of a failed job
         self._is_closing = threading.Event()
         self._note_saved()
 
@@ -165,7 +165,7 @@ class Run:
         return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with all workers whether a checkpoint is due by the first one's clock, and whether any is to stop."""
+        """Agrees with all workers: is a checkpoint due by the first one's clock, and is any worker to stop?"""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
@@ -174,9 +174,8 @@ class Run:
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``background`` finishes it.
 
-        One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
-        on the time or a signal: none that is due counts from it, so that a run comes to the same wherever such
-        checkpoints are written.
+        Waits for the previous checkpoint, and raises its error. A checkpoint that is not due (``is_due``), but caused
+        by time or a signal, does not shift the next one that is due: so such checkpoints do not change the results.
         """
         self.background.wait()
         if is_due:
@@ -196,7 +195,7 @@ class Run:
             for observer in self.observers
             for name, array in observer.checkpoint().items()
         }
-        # What all workers have the first one writes.
+        # The first worker writes the state that all have.
         copied = self._copies.copy(self._weight_layout(), weights, observed if self.workers.is_chief else {})
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         examples, keep = self.position.examples, self.config.checkpoint.keep
@@ -212,7 +211,7 @@ class Run:
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
         if self.workers.size == 1:
             return None
-        # What differs now would differ in every prediction to come.
+        # A difference now would be in all later predictions.
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
         attempt = self.workers.once(lambda: checkpoint.begin(self._checkpoints, self.position.examples))
@@ -367,7 +366,7 @@ class Run:
             if applied:
                 self._last_applied = step_batch.begin
             if limit is not None and position.skipped_in_a_row >= limit:
-                # The rows of the call behind this batch may be good ones.
+                # The rows after this batch in the same call may be good ones.
                 position.learned = step_batch.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
@@ -379,10 +378,10 @@ class Run:
         return int(learned.sum()), learned @ terms
 
     def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
-        """Returns the error that ends the run, with the command that resumes it without the rows from ``begin`` on.
+        """Returns the error that ends the run; its hint resumes it, skipping the rows from ``begin`` on.
 
-        Where the weights do not predict, though rows since the newest checkpoint are left out already, these were too
-        few: all rows since it are named.
+        If rows since the newest checkpoint are skipped already and the weights are unsound (not ``predicts``), all
+        rows since that checkpoint are to be skipped.
         """
         saved, end = self._learned_at_save, self.position.learned
         is_not_first = any(first < end and saved < last for first, last in self.config.skip)
@@ -398,7 +397,7 @@ class Run:
         )
 
     def pass_until(self, examples: int) -> None:
-        """Notes that no row before this position is left, also where the last ones were not to be read."""
+        """Notes that all rows before this position are processed, also trailing ones outside the time range."""
         self.position.of().rows = examples
         if not self.config.label_delay:
             self.position.learned = examples
@@ -419,14 +418,14 @@ class Run:
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """Describes the fault of the weights in a few words, or returns None; ``predicts``: see ``check_weights``."""
+        """Returns the fault of the weights in a few words, or None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        # The first one has what all have: only of a part there may be another fault.
+        # The first worker has the shared state: other faults can only be in the parts.
         faults = self.workers.gather_texts(first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Returns whether the run came past a multiple of ``export.every_examples``; left out while in doubt."""
+        """Returns whether the run has passed a multiple of ``export.every_examples``; False while in doubt."""
         exports = self.config.export
         if exports is None or self.is_in_doubt:
             return False

@@ -48,9 +48,9 @@ class Snapshot:
     layouts: tuple[TableLayout, ...]
     # By layout, float32 [rows, columns]: the run's own variable, where ids grow a copy.
     tables: Sequence[tf.Variable]
-    # By layout in which ids grow: keys of the rows behind the fixed ones, rising, and ``LAST_KEY``.
+    # By layout with growing ids: keys of the rows after the fixed ones, ascending, and ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
-    ids: Mapping[str, int]  # by feature whose ids grow the number of those that have a row
+    ids: Mapping[str, int]  # number of ids with a row, by feature with growing ids
     experts: Experts
     # Those of ``ctr.models.initial_weights`` and ``Experts.initial`` by name, float32, without those that only training
     # uses.
@@ -94,7 +94,7 @@ Exporter = Callable[[Snapshot], object]
 def take_snapshot(run: Run) -> Snapshot:
     """Takes the weights of a run that is training. They are to be used before its next step.
 
-    Of several workers all have to take it, and the first one has all rows.
+    All workers must call this; the first one gets all rows.
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names

@@ -26,7 +26,7 @@ class TablePlan:
     segments: np.ndarray  # int32 [V], non-decreasing, ``row * M + feature``; B * M for padding
     distinct_count: int  # entries of ``distinct`` before the padding
     pending: "PendingIds | None" = None  # until ``assign_rows``
-    capacity: int | None = None  # what ``distinct`` is padded to, U; None: one of few sizes
+    capacity: int | None = None  # size that ``distinct`` is padded to, U; None: one of few sizes
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def pending_ids(
     singles: int,
     drawn: np.ndarray | None,
 ) -> PendingIds:
-    """Selects the ids that grow of U different keys, to which the occurrences of ids have ``positions``.
+    """Selects the growing ids among U distinct keys; ``positions`` are the keys of all occurrences.
 
     ``drawn``: whether an occurrence gets its id a slot at once.
     """
@@ -122,7 +122,7 @@ def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
     """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or where None to one of few sizes."""
-    # Ids that have no rows yet are padded when they have.
+    # Ids without rows are padded once they have rows.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
@@ -142,7 +142,7 @@ def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int 
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
-    """Gives the ids that grow their rows, int32 [G], of a table that has ``table_rows`` by now; ids may share one."""
+    """Assigns rows of a table with ``table_rows``, int32 [G], to a plan's growing ids; several may share a row."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
@@ -168,7 +168,7 @@ def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None
 
 
 class _Keys:
-    """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
+    """Keys of the ids of all features of a table: the row if it is fixed, else the fingerprint and the salt."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -186,7 +186,7 @@ class _Keys:
     def of_matrix(self, ids: np.ndarray) -> np.ndarray:
         offsets, grows = self._single_offsets, self._grows
         if not self._layout.growing:
-            # The ids of a log with features elsewhere that grow are int64.
+            # Ids are int64 if any feature of the log grows.
             return (ids + offsets.astype(np.int32)).astype(np.int32, copy=False)
         keys = ids ^ self._single_salts
         if not grows.all():
@@ -307,12 +307,12 @@ class BatchPlans:
 
     @property
     def pending_counts(self) -> np.ndarray:
-        """Ids that grow and have no rows yet, of each batch: int64 [K]."""
+        """Counts each batch's growing ids that have no row yet: int64 [K]."""
         assert self.pending is not None
         return np.diff(np.searchsorted(self.pending.at, offsets_of(self.counts)))
 
     def with_rows(self, rows: np.ndarray) -> "BatchPlans":
-        """Gives the ids that grow their rows, int32 [G], which some of them may share."""
+        """Assigns rows, int32 [G], to the growing ids; several may share one."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -324,7 +324,7 @@ class BatchPlans:
         if len(first) == len(distinct):
             return replace(self, distinct=distinct, pending=None)
         counts = np.bincount(first >> 32, minlength=len(self.counts))
-        # Behind the last one what pads a last batch without any.
+        # After the last one, padding for a last batch without any.
         within = np.append(positions - offsets_of(counts)[batch], 0).astype(np.int32)
         begins = offsets_of(self.counts)[:-1]
         return BatchPlans(
@@ -372,7 +372,7 @@ def plan_batches(
 def _distinct_of_batches(
     keys: np.ndarray, batch: np.ndarray, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct ones of N keys of each batch: positions of all [N], and of those found [D] keys and batch.
+    """Finds each batch's distinct keys: positions of all keys [N] among them, and their [D] values and batches.
 
     Batch after batch, each ``in_order`` of occurrence, or sorted.
     """

@@ -23,12 +23,12 @@ class Rows:
     """Rows of all tables of a run that trains alone: all of them are here."""
 
     def __init__(self, owners: Sequence[Workers]) -> None:
-        """Takes for each table those who hold a part of it each."""
+        """``owners`` are, for each table, the workers that hold a part of it each."""
         self.owners = tuple(owners)
         self.divided = tuple(group.size > 1 for group in owners)
 
     def part(self, table: int) -> tuple[int, int]:
-        """Returns which part of a table is here, and of how many."""
+        """Returns the index of this worker's part of a table, and the number of parts."""
         return self.owners[table].rank, self.owners[table].size
 
     def count(self, table: int, rows: int) -> int:
@@ -37,7 +37,7 @@ class Rows:
         return len(range(rank, rows, size))
 
     def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects from rows of a table, int32 [N], those that are here: positions among them, and rows of the part."""
+        """Selects those of a table's rows, int32 [N], that are here: their positions, and their rows in the part."""
         rank, size = self.part(table)
         positions = np.flatnonzero(rows % size == rank)
         return positions, rows[positions] // size
@@ -45,7 +45,7 @@ class Rows:
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Returns the rows that this part of a batch needs, float32 [., C], and plans that refer to these rows.
 
-        ``held``: of each of the first tables the distinct rows that are here, float32 [Q, C].
+        ``held``: for each of the first tables, the distinct rows that are here, float32 [Q, C].
         """
         return list(held), list(plans)
 
@@ -71,7 +71,7 @@ class DividedRows(Rows):
         return [table for table, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Gets the rows of divided tables that members ask each other for: float32 [W * P, C] come to this one."""
+        """Exchanges the rows of divided tables that members request; this one receives float32 [W * P, C]."""
         needed, views = list(held), list(plans)
         tables = self._tables(len(plans), divided=True)
         sent = [tf.gather(held[table], plans[table]["asked"]) for table in tables]

@@ -37,16 +37,16 @@ _FIRST_SLOTS = 1024
 class Gathered(NamedTuple):
     """Rows that a step has read of all tables."""
 
-    plans: Sequence[Plan]  # of the batch, of what is here of each table
+    plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
-    state: list[Any]  # what the optimizer keeps of these rows
-    # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
+    state: list[Any]  # the optimizer's state of these rows
+    # Float32 [., C], rows for this part of the batch: ``held``, or of a divided table, rows from all workers.
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
 
 
 class NewRows(NamedTuple):
-    """Rows of a table that ids have just got."""
+    """Rows of a table that were just assigned to new ids."""
 
     table: int
     rows: np.ndarray  # int32 [N]
@@ -55,7 +55,7 @@ class NewRows(NamedTuple):
 
 
 class EmbeddingTables:
-    """Tables, maps of ids that grow, and the optimizer of all rows, of those who train together in a ``group``."""
+    """Tables, maps of growing ids, and the optimizer of all rows, divided over the workers of a ``group``."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts = layouts
@@ -68,12 +68,12 @@ class EmbeddingTables:
             create_table(layout, self._init_scale, self._seed, *self.rows.part(number))
             for number, layout in enumerate(layouts)
         ]
-        self._counts = [layout.rows for layout in layouts]  # with those that are elsewhere
+        self._counts = [layout.rows for layout in layouts]  # rows on all workers
         self.id_maps = make_id_maps(layouts, config.ids, group)
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
-        # One call for a table's weights and what the optimizer keeps of them: by themselves each costs as much.
+        # One call for a table's weights and optimizer state: separate calls would cost as much each.
         self._begin = [
             tf.function(
                 partial(self._begin_anew, number),
@@ -99,14 +99,14 @@ class EmbeddingTables:
             for number, layout in enumerate(self.layouts)
         )
 
-    # Ids that grow.
+    # Maps of growing ids.
 
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
     ) -> tuple[dict[int, np.ndarray], list[NewRows]]:
-        """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
+        """Finds the rows of a batch's growing ids: by table, int32 [G], for ``TablePlan.pending``.
 
-        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returned are the rows that are used
+        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returns the rows that are used
         anew, which ``begin_rows`` must be called with before the batch is learned from.
         """
         pending = {
@@ -131,9 +131,9 @@ class EmbeddingTables:
     def assign_batches(
         self, plans: Sequence[BatchPlans], times_us: Sequence[int]
     ) -> tuple[list[BatchPlans], list[NewRows]]:
-        """Gives the ids of several batches their rows, as ``find_rows`` would, learning one batch after the other.
+        """Assigns rows to the ids of several batches, as ``find_rows`` and learning would do batch by batch.
 
-        Tables where ids may have to wait or to go are left to ``learn_batch``.
+        Tables whose ids may wait for admission or be evicted are left to ``learn_batch``.
         """
         assigned, begun = list(plans), []
         for number, plan in enumerate(plans):
@@ -154,13 +154,13 @@ class EmbeddingTables:
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
-        """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
+        """Initializes the rows of newly admitted ids; doubles the slots if there are too few."""
         for number in dict.fromkeys(entry.table for entry in new):
             same = [entry for entry in new if entry.table == number]
             self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
 
     def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
-        """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
+        """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids that did not fit."""
         features = np.full(len(occupants.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
@@ -252,13 +252,13 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps, as far as they are here."""
+        """Returns the arrays of the maps that this worker has."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
 
     def lengths(self) -> dict[str, int]:
-        """Returns the whole length of each array whose entries are dealt out in turn, of which some are elsewhere."""
+        """Returns the whole length of each array whose entries are dealt to the workers in turn."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)

@@ -151,7 +151,7 @@ def _make(
     adopt_config(folder, config)
     adopt_schema(folder, schema)
     adopt_environment(folder, environment)
-    # What begins fresh begins as in a fresh run.
+    # Fresh parts begin as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
     side = Side(config, schema)
     try:
@@ -239,15 +239,15 @@ _LAST_ID = int(np.iinfo(np.int64).max)
 def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    What the old run, which has learned something, has scored the new one does not score again, unless it learns without
-    a delay what the old one had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log
-    ends before.
+    The new run does not score rows again that the old one has scored, unless the old one had a label delay, and the new
+    one learns the pending rows without one. ``waits``: the log may have no new rows yet. Raises InputError: a log ends
+    before the position. ``old`` must have learned from some row.
     """
     log, learned_until = inputs.log, old.learned_until
     assert learned_until is not None
     position = Position(learned_until=learned_until)
     position.learned = _rows_reached(log, inputs.schema, learned_until, source, "")
-    # What came before what was learned last is never read later.
+    # Rows before the last learned one are never read later.
     before = [learned_until[0] - 1, _LAST_ID]
     for name, other in inputs.row_logs.items():
         until = old.of(name).until

@@ -51,7 +51,7 @@ class Side:
         return self.config.table_layouts(self.schema)
 
     def features(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
-        """Returns the table of each feature with ids, its first row there, and its rows."""
+        """Returns, for each feature with ids, its table, its first row there, and its layout."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
@@ -99,7 +99,7 @@ def take_state(
 def _take_ids(
     state: TrainState, new: Side, old: Side, old_arrays: Arrays
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Gives ids of shared features slots in the new run's maps, with their usage statistics.
+    """Assigns slots in the new run's maps to the ids of shared features, with their usage statistics.
 
     Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
     """
@@ -216,7 +216,7 @@ def _take_dense(
     if not whys:
         names = optimizer_names
         if new.config.preconditions != old.config.preconditions:
-            # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
+            # One run's batches are too small for statistics and roots: both only have the graft's state.
             shapes = {name: array.shape for name, array in old_arrays.items()}
             names = [name for name in names if shapes.get(name) == arrays[name].shape]
         for name in names:
@@ -270,8 +270,8 @@ def take_ramps(
 ) -> tuple[list[Line], dict[str, int]]:
     """Continues the ramps and schedules that both runs have, unless their weights or terms begin fresh.
 
-    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns lines, and
-    how many examples each of those that go on has had.
+    ``trained``: examples that the old run trained on; ``before``: those before it, by ramp. Returns lines, and the
+    number of examples so far of each ramp that continues.
     """
     taken = {line.part for line in lines if line.status == "taken"}
     kernels = [line.name for line in lines if (line.part, line.status) == ("weight", "taken")]
