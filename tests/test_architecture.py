@@ -41,7 +41,7 @@ LINES = {
     "benchmarks": 3880,
     "benchmarks/studies": 5063,
     "ctr": 1778,
-    "ctr/api": 409,
+    "ctr/api": 410,
     "ctr/config": 780,
     "ctr/data": 6568,
     "ctr/experiments": 2684,
@@ -55,8 +55,8 @@ LINES = {
     "eval": 4409,
     "models": 2053,
     "optim": 7220,
-    "pipelines": 8359,
-    "tests": 51866,
+    "pipelines": 8365,
+    "tests": 51857,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

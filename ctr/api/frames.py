@@ -19,7 +19,8 @@ from ctr.eval.arrays import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError, did_you_mean, listed
 from ctr.io.files import check_local
-from ctr.pipelines.evaluate.run import JoinedDifference, difference_of
+from ctr.pipelines.evaluate.keyed_states import JoinedDifference
+from ctr.pipelines.evaluate.run import difference_of
 from ctr.pipelines.tables.input_files import faults_named, open_bytes
 
 LEAST_PROBABILITY = 1e-15  # a prediction nearer to 0 or 1 is taken for this: its logit would not be finite

@@ -1,4 +1,4 @@
-"""Computes the states of `run.py` on a Beam runner, whose workers read the row groups and share a folder with it.
+"""Computes the states of `keyed_states.py` on a Beam runner, whose workers read row groups and share a folder with it.
 
 Elements are NumPy arrays of many rows, never single rows.
 """
@@ -19,8 +19,8 @@ from apache_beam.io.filesystems import FileSystems
 
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import read_beam_options, run_pipeline
+from ctr.pipelines.evaluate.keyed_states import KINDS, States, add_key, new_states
 from ctr.pipelines.evaluate.rows import RowGroup, read_row_group, split_by_query
-from ctr.pipelines.evaluate.run import KINDS, States, add_key, new_states
 
 
 class MeasureFn(beam.CombineFn):

@@ -119,7 +119,7 @@ def test_nothing_derived_is_asked_of_the_caller_and_what_he_has_to_bring_is_told
     assert time["features"] == ["block", "hour"]
     assert set(requests["derived"]) == set(DERIVE)
     assert requests["derived"]["block"] == "whole periods of 12h between 1970-01-01 00:00 UTC and time_us"
-    assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "readers"]
+    assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "parsing"]
 
 
 def test_other_ways_to_say_a_time(made):
