@@ -126,7 +126,9 @@ def test_records_metrics_evaluation_and_report(labeled_log, outcomes, tmp_path, 
             assert found[key] == pytest.approx(summary["labels"][name][key], rel=1e-6)
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
-    assert all(name in page and amount(label["examples"]) in page for name, label in summary["labels"].items())
+    assert all(
+        name in page and amount(label["examples"]) in page for name, label in summary["labels"].items()
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"loss_label_sale", "ramp_label_lead"} <= set(lines[-1])
     assert lines[0]["ramp_label_lead"] < 1 == lines[-1]["ramp_label_lead"]
