@@ -38,7 +38,7 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3880,
+    "benchmarks": 3859,
     "benchmarks/studies": 5063,
     "ctr": 1778,
     "ctr/api": 410,
@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7220,
     "pipelines": 8365,
-    "tests": 51859,
+    "tests": 52458,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -1,10 +1,12 @@
 """Whatever happens to the files of a log, its rows are what they were or are refused, each before it is given out."""
 
+import errno
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +319,33 @@ def test_what_was_never_published_beside_what_was_is_harmless(tmp_path: Path) ->
     publish_partition(log, SCHEMA, 60_000, 70_000, hashed_rows(SCHEMA, 20, 120))
     with pytest.raises(InputError, match=f"{manifest_of(log, 50_000, 60_000).name}: missing"):
         read_manifests(log)
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_every_byte_of_a_manifest_and_of_the_schema_is_refused(whole: Whole) -> None:
+    texts = [path for path in whole.files if path.suffix == ".json"]
+    texts = [texts[0], next(path for path in texts if "sidecars" in str(path)), texts[-1]]
+    for path in texts:
+        # One bit of each byte, all bits in turn.
+        for byte in range(len(whole.contents[path])):
+            assert whole.check({path: flipped(whole.contents[path], 8 * byte + byte % 8)}) is not None
+
+
+def test_two_files_that_changed_places_are_refused(whole: Whole) -> None:
+    for path, other in combinations(whole.files, 2):
+        if path.parent == other.parent:
+            assert whole.check({path: whole.contents[other], other: whole.contents[path]}) is not None
+
+
+def test_a_disk_that_does_not_give_a_file_is_named_with_it(whole: Whole, monkeypatch: Any) -> None:
+    read = Path.read_bytes
+    for path in whole.files:
+
+        def fail(other: Path, path: Path = path) -> bytes:
+            if other == path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(other)
+
+        monkeypatch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InputError, match=f"{path}: cannot be read: Input/output error"):
+            give_out(whole.log, [])

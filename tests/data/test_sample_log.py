@@ -393,3 +393,54 @@ def test_faulty_rows_are_dropped_and_counted(tmp_path):
     write_sampled_log(log, "s", config, small)
     assert column(small, "example_id").tolist() == [5, 7]
     assert read_manifests(small)[0].counters == {"rows_before_sampling": 3, "faulty_rows_dropped": 1}
+
+
+def test_decisions_do_not_depend_on_shards(log, tmp_path):
+    for name, content in (("conditions", ALL_RULES), ("strata", STRATIFIED)):
+        config = make_config(**content)
+        write_decisions(log, name, config)
+        other = publish(tmp_path / name, 0, 1, 2, 3, shard_rows=10)
+        add_teacher(other)
+        write_decisions(other, name, config)
+        assert len(list((other / "shards").iterdir())) > len(list((log / "shards").iterdir()))
+        for key, values in decisions_of(other, name).items():
+            assert np.array_equal(values, decisions_of(log, name)[key])
+
+
+def test_a_teacher_beside_another_log(log, tmp_path):
+    """The teacher saw everything; the log that is sampled holds part of it, without a sidecar of its own."""
+    part = tmp_path / "part"
+    write_sampled_log(log, "half", HALF, part)
+    shutil.rmtree(part / "sidecars")
+    rule = {"rate": 0.25, "low_loss": {**LOW_LOSS, "log": str(log)}}
+    write_decisions(part, "low", make_config(salt="2", uninformative=rule))
+    logit = decisions_of(log, "teacher")["logit"].astype(np.float64)[places_of(log, part)]
+    expected = np.where(row_logloss(column(part, "label") == 1, logit) < 0.2, 0.25, 1)
+    assert len(set(expected)) == 2
+    assert np.array_equal(decisions_of(part, "low")["keep_probability"], expected)
+
+
+def test_strata_keep_what_rates_add_up_to(log):
+    write_decisions(log, "even", STRATA)
+    found, click = decisions_of(log, "even"), column(log, "label") == 1
+    assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
+    assert np.array_equal(found["weight"] > 0, found["kept"])
+    devices = column(log, "ids")[:, 1]
+    for device in np.unique(devices):
+        rows = devices == device
+        kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
+        assert np.abs(kept - expected).max() < 1 + 1e-5
+    assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
+
+
+def test_a_partition_of_which_nothing_is_kept_is_published_empty(tmp_path):
+    log, small = publish_few(tmp_path / "log", 5), tmp_path / "small"
+    write_sidecar_partition(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
+    result = write_sampled_log(log, "s", make_config(non_click_rate=1e-9, min_rate=1e-9), small)
+    (manifest,) = read_manifests(small)
+    assert (manifest.rows, manifest.shards) == (0, ())
+    assert read_sidecar_partition(small, "t", manifest).num_rows == 0
+    kept_fractions = [result.conditions[name].kept_fraction for name in ("clicks", "non_clicks")]
+    assert kept_fractions == [None, 0]
+    create_log(tmp_path / "bare", SCHEMA)
+    refused("it has no partition", write_decisions, tmp_path / "bare", "s", make_config())

@@ -253,6 +253,13 @@ def test_what_is_refused(content, message):
         make_config(**content)
 
 
+def test_rates_at_the_floor_are_allowed():
+    # The product is a rounding below the floor that was written down for it.
+    assert 0.1 * 0.7 < 0.07
+    all_rules("1", 0.1, 0.7, min_rate=0.07)
+    make_config(non_click_rate=0.01)
+
+
 # ---------------------------------------------------------------- time ranges
 
 DAY = 24 * 3600 * 10**6

@@ -107,6 +107,18 @@ def test_each_tensor_takes_the_limited_step_of_an_unlimited_optimizer(grafting):
     assert grafting == "adagrad" or factors.max() == 1
 
 
+def test_tables_are_not_limited():
+    start = [np.ones((3, 2))]
+    rows = tf.IndexedSlices(tf.constant([[3.0, 4.0]], tf.float64), tf.constant([1]))
+    found = []
+    for options in (limited_options(0.0, 1e-6), OPTIONS):
+        core = reference.make_core(options, start, tables=[0])
+        core.update([rows], RATE)
+        found.append(core.weights[0].numpy())
+    np.testing.assert_array_equal(*found)
+    assert (found[0][1] != 1).all()
+
+
 # Rows.
 
 
@@ -135,3 +147,6 @@ def test_touched_rows_have_one_factor_and_padding_counts_for_nothing(update):
         np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-5, err_msg=str(number))
     assert min(factors) < 0.1 and max(factors) == 1
     assert not table.numpy()[0].any()
+
+
+# TensorFlow Recommenders' own.

@@ -30,3 +30,13 @@ def test_java_programs_are_pinned(root):
             if name := re.fullmatch(r"\$\{(.*)\}", version):
                 (version,) = re.findall(f"<{name[1]}>(.*?)</{name[1]}>", text)
             assert re.fullmatch(r"[0-9][A-Za-z0-9.-]*", version), (pom, version)
+
+
+def test_installing_asks_for_the_hashes(root):
+    lines = (root / "Makefile").read_text().splitlines()
+    installing = [line for line in lines if re.match(r"\t.*pip install", line)]
+    assert len(installing) == 3
+    for line in installing:
+        assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
+    # uv checks the hashes of its lock always.
+    assert all("uv sync --quiet --frozen" in line for line in lines if "uv sync" in line)

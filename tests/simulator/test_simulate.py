@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from ctr.data.log import read_manifests
@@ -12,9 +13,11 @@ from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
+from ctr.simulator.auction import make_world
 from ctr.simulator.config import read_world
 from ctr.simulator.features import SCHEMA
-from ctr.simulator.simulate import AUCTION, TRUTH, simulate
+from ctr.simulator.simulate import AUCTION, QUERIES_PER_DAY_LIMIT, TRUTH, simulate
+from ctr.simulator.world import draw_queries
 from log_files import digests, rows_of
 
 
@@ -52,6 +55,19 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small,
         simulate(config, out, events=events)
         assert digests(out) == digests(log)
         assert digests(events) == digests(tmp_path / "whole events")
+
+
+def test_a_longer_log_begins_with_the_same_days(small, tmp_path):
+    for examples in (900, 1_400):
+        simulate(small(examples=examples, queries_per_day=60), tmp_path / str(examples))
+    short, long = (read_manifests(tmp_path / name) for name in ("900", "1400"))
+    assert short[:-1] == long[: len(short) - 1] != []
+    last = rows_of(tmp_path / "900", short[-1])
+    assert rows_of(tmp_path / "1400", long[len(short) - 1]).slice(0, len(last)).equals(last)
+    # Whole days are written when days are asked for.
+    counts = simulate(small(examples=None, days=1, queries_per_day=60), tmp_path / "days")
+    assert (counts["partitions"], counts["queries"]) == (1, 60)
+    assert read_manifests(tmp_path / "days") == long[:1]
 
 
 def test_queries_are_whole_and_stay_in_their_day(simulated):
@@ -127,6 +143,38 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated):
     last = np.concatenate(places)
     # One to six ads, each number as likely: six times as many pages have a first place as a sixth.
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.25)
+
+
+def test_randomized_traffic_can_be_kept_out_of_the_log(small, tmp_path):
+    both = [{"examples": None, "days": 2, "randomized_in_log": flag} for flag in (True, False)]
+    for name, changes in zip(("all", "served"), both, strict=True):
+        simulate(small(**changes), tmp_path / name, randomized=tmp_path / f"{name}-random")
+    for day in range(2):
+        rows = {
+            name: rows_of(tmp_path / name, read_manifests(tmp_path / name)[day])
+            for name in ("all", "all-random", "served", "served-random")
+        }
+        assert rows["served-random"].equals(rows["all-random"])
+        drawn = pc.is_in(
+            rows["all"].column("query_id"), rows["all-random"].column("query_id").combine_chunks()
+        )
+        assert rows["served"].equals(rows["all"].filter(pc.invert(drawn)))
+    config = small(randomized_in_log=False, randomized_share=0.5)
+    folders = (tmp_path / "cut", None, tmp_path / "cut-random", tmp_path / "events")
+    counts = simulate(config, *folders)
+    cut, drawn = (pa.concat_tables(rows_of(log, one) for one in read_manifests(log)) for log in folders[::2])
+    assert counts["examples"] == len(cut) == 2_000
+    ends = [rows.column("query_id").to_numpy().max() for rows in (cut, drawn)]
+    assert ends[1] < ends[0]
+    # Randomized queries show ads, but not in this log: they are none of its queries that show nothing.
+    world, days = make_world(config.world), range(counts["partitions"])
+    served = [~draw_queries(config.world, world, day).randomized for day in days]
+    served[-1] = served[-1][: ends[0] % QUERIES_PER_DAY_LIMIT + 1]
+    assert counts["queries"] == sum(int(one.sum()) for one in served)
+    assert counts["ads_per_query"] == pytest.approx(2_000 / counts["queries"])
+    # Nor are they in the events.
+    events = pq.read_table(folders[3] / "impressions").column("impression_id").to_pylist()
+    assert set(events) == set(cut.column("example_id").to_pylist())
 
 
 @pytest.mark.parametrize("base_ctr", [0.02, pytest.param(0.2, marks=pytest.mark.slow)])

@@ -1,5 +1,6 @@
 """The true click probability: what it depends on, how it drifts, and which ads there are."""
 
+from datetime import UTC, datetime, time, timedelta
 from itertools import islice, pairwise
 
 import numpy as np
@@ -18,7 +19,11 @@ from ctr.simulator.config import WorldConfig
 from ctr.simulator.world import (
     ads_by_day,
     draw_candidates,
+    draw_queries,
+    draw_ranks,
+    random_stream,
     walk,
+    weekday_of,
 )
 
 CONFIG = WorldConfig(queries_per_day=4_000)
@@ -90,3 +95,21 @@ def test_ads_come_and_go(world):
     both = np.intersect1d(inventories[0].number, inventories[60].number)
     at = [np.searchsorted(ads.number, both) for ads in (inventories[0], inventories[60])]
     assert np.array_equal(inventories[0].bid[at[0]], inventories[60].bid[at[1]])
+
+
+def test_the_calendar():
+    for number in (0, 1, 5, 6, 7, 400):
+        date = datetime.combine(CONFIG.start, time(), UTC) + timedelta(number)
+        assert weekday_of(CONFIG, number) == date.weekday()
+        assert CONFIG.day_us(number) == int(date.timestamp()) * 1_000_000
+    weekdays = [len(draw_queries(CONFIG, make_world(CONFIG), number)) for number in (0, 5)]
+    assert weekdays == [4_000, 3_000]
+
+
+def test_ranks_follow_zipfs_law():
+    drawn = draw_ranks(random_stream(0, 0), 50, (200_000,))
+    assert drawn.min() == 0
+    assert drawn.max() == 49
+    share = np.bincount(drawn, minlength=50) / len(drawn)
+    edges = np.arange(1, 52, dtype=np.float64) ** -0.1
+    assert share == pytest.approx((edges[:-1] - edges[1:]) / (edges[0] - edges[-1]), abs=0.004)

@@ -3,8 +3,19 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ctr.optim.first_order.online_newton import OnlineNewton
+from ctr.optim.first_order.online_newton import OnlineNewton, newton_solve
+
+
+@given(size=st.integers(1, 3), seed=st.integers(0, 1000))
+def test_systems_are_solved(size, seed):
+    rng = np.random.default_rng(seed)
+    root, vector = rng.normal(size=(size, size)), rng.normal(size=size)
+    matrix = root @ root.T + 0.5 * np.eye(size)
+    found = newton_solve(tf.constant(matrix, tf.float32), tf.constant(vector, tf.float32))
+    np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("forgetting", [0.0, 1.0, 3.0])

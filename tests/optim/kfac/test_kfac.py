@@ -228,6 +228,15 @@ def test_the_learning_rate_can_be_changed_between_steps():
     assert int(trainer.core.step) == 2
 
 
+def test_layers_that_always_do_the_same_are_taken():
+    inner = keras.Sequential([keras.layers.Lambda(lambda x: x / 2)])
+    model = keras.Sequential([keras.layers.Rescaling(2.0), inner, *make().layers])
+    model.build([None, 3])
+    trainer, plain = KfacTrainer(model, "mse", 0.1), KfacTrainer(make(), "mse", 0.1)
+    inputs, labels = batches(1)[0]
+    np.testing.assert_allclose(trainer.step(inputs, labels), plain.step(inputs, labels), rtol=1e-6)
+
+
 def resnet_block():
     """The thesis' small block: convolutions with batch normalizations and a skip; then a normalization by rows."""
     keras.utils.set_random_seed(3)

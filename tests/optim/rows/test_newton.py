@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows import newton as row_newton
@@ -58,6 +60,24 @@ def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
         slope = (loss(at + step, rows) - loss(at - step, rows)) / (2 * step)
         np.testing.assert_allclose(found.gradient[group], slope, rtol=1e-4)
     assert found.curvature[0] > 0 and found.curvature[1] == 0
+
+
+@given(
+    weight=st.floats(-5, 5),
+    information=st.floats(0, 1e6),
+    prior=st.floats(0.05, 1e4),
+    precision=st.floats(0.05, 1e4),
+    gradient=st.floats(-1e4, 1e4),
+    curvature=st.floats(1e-6, 1e4),
+    forgetting=st.floats(1e-4, 1),
+)
+def test_steps_are_bounded(weight, information, prior, precision, gradient, curvature, forgetting):
+    before = posterior([weight], [information], [prior], 0.1, 0.3)
+    after = newton_step(before, *constants([precision], [forgetting], [gradient], [curvature]))
+    assert all(np.isfinite(part).all() for part in after) and after.information[0] >= 0
+    shrunk = abs(weight) * (prior + information) / (precision + information)
+    limit = max(abs(weight), shrunk) + abs(gradient) / (precision + curvature)
+    assert abs(after.weight[0]) <= limit * (1 + 1e-4) + 1e-5
 
 
 def kalman(targets, curvature, prior, forgetting):

@@ -3,10 +3,14 @@
 import itertools
 import math
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.shampoo.assignment import balanced
+from ctr.optim.shampoo import assignment
+from ctr.optim.shampoo.assignment import balanced, block_cost
+from ctr.optim.shampoo.options import ShampooOptions
 
 pieces = st.tuples(st.integers(0, 30).map(float) | st.floats(0, 10), st.integers(1, 360_000))
 cases = st.tuples(st.lists(pieces, max_size=8), st.integers(1, 4))
@@ -49,3 +53,24 @@ def test_balanced_gives_equal_costs_to_whoever_has_less_to_send():
     elements = [800, 8, 800, 8]
     owners = balanced([1.0] * 4, elements, 2)
     assert loads(elements, owners, 2) == [808, 808]
+
+
+def test_many_pieces_are_balanced_fast():
+    sizes = np.random.default_rng(0).choice([64, 128, 200, 256], 1000)
+    costs = [1e-11 * size**3 + 1e-9 * size**2 + 2e-5 for size in sizes]
+    for workers in (7, 64, 300):
+        owners = balanced(costs, [size**2 for size in sizes], workers)
+        # No worker can have less than the mean, nor than the dearest piece.
+        assert max(loads(costs, owners, workers)) <= 1.1 * max(sum(costs) / workers, max(costs))
+
+
+def test_the_model_of_costs_by_hand(monkeypatch):
+    monkeypatch.setattr(assignment, "ROOT", (2.0, 3.0, 5.0))
+    monkeypatch.setattr(assignment, "PRODUCT", (0.5, 0.25, 7.0))
+    roots = (2 * 1000 + 3 * 100 + 5) + (2 * 64 + 3 * 16 + 5)
+    products = (40 * (0.5 * 10 + 0.25) + 7) + (40 * (0.5 * 4 + 0.25) + 7)
+    options = ShampooOptions(statistics={"frequency": 10}, precondition_frequency=50)
+    assert block_cost((10, 4), (0, 1), options) == pytest.approx(products * 1.1 + roots / 50)
+    # A side without a preconditioner has no root and no product.
+    one = (40 * (0.5 * 4 + 0.25) + 7) * 1.1 + (2 * 64 + 3 * 16 + 5) / 50
+    assert block_cost((10, 4), (1,), options) == pytest.approx(one)

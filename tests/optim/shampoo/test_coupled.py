@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctr.optim.shampoo import coupled
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.roots import inverse_root, root_residual
 from shampoo_reference import matrix_of
@@ -83,3 +84,16 @@ def test_zeros_have_the_root_of_an_absolute_damping(way):
     np.testing.assert_allclose(roots[2], (1 + 1e-4) ** -0.25 * np.eye(3), rtol=1e-14)
     assert residuals[0] < 1e-12 and residuals[2] < 1e-12
     assert np.isinf(residuals[1]) and not roots[1].numpy().any()
+
+
+@every_way
+def test_one_by_one(way):
+    roots, residuals = of_statistics(4, 0.0, way)(tf.constant([[[16.0]]], tf.float64))
+    assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
+
+
+def test_too_few_iterations_leave_a_residual(monkeypatch):
+    matrix, _ = matrix_of(np.geomspace(1, 1e-6, 10))
+    monkeypatch.setattr(coupled, "MAX_ITERATIONS", 5)
+    _, residuals = inverse_roots(tf.constant(matrix[np.newaxis]), 4, 1e-6)
+    assert residuals[0] > 0.5

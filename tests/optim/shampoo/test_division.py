@@ -1,5 +1,7 @@
 """Shampoo on several workers: the trajectory of one process, the same bits everywhere, and state in parts."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.optim.shampoo.division import Blocks
+from ctr.optim.shampoo.division import Blocks, divide
 from ctr.optim.shampoo.layout import lay_out
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part, reshard, shard
@@ -93,6 +95,37 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
         assert [len(values) for _, values in held] == [d.local.factors[number].count for d in divisions]
         np.testing.assert_array_equal(reshard(held), cube)
     assert sum(division.local.matrices for division in divisions) == layout.matrices
+
+
+def test_tables_and_their_factors_stay_whole():
+    options = reference.options(rows="one_sided")
+    layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
+    tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
+    for rank, division in enumerate(together(2, lambda workers: divide(options, layout, workers))):
+        for index in (1, 2, 3):
+            assert division.take(tensors)[index] is tensors[index]
+            assert division.local.table_factors[index] == layout.table_factors[index]
+        *stacks, twos, threes = division.local.factors
+        assert [(factor.count, factor.owners, factor.numbers) for factor in (twos, threes)] == [
+            (1, (1,), (0,)),
+            (2, (2, 3), (0, 1)),
+        ]
+        # Their places in what all send each other follow those of the blocks, and each of their roots counts once.
+        assert twos.offset == sum(factor.count for factor in stacks) and threes.offset == twos.offset + 1
+        assert twos.is_copy == threes.is_copy == (rank > 0)
+        assert all(division.part(name) is None for name in ("tables2/root", "tensor1/accumulator"))
+
+
+def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
+    shapes = [(416, 416), (416, 1024), (1024, 256), (256, 1), (256,)]
+    options = reference.options(block_size=128, momentum=0.9)
+    layout = lay_out(options, shapes)
+    whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
+    for size in (2, 4, 8):
+        for division in together(size, lambda workers: divide(options, layout, workers)):
+            matrices = sum(factor.count * factor.size**2 for factor in division.local.factors)
+            elements = sum(math.prod(division.shape(index)) for index in range(len(shapes)))
+            assert 16 * matrices + 8 * elements <= whole / size * 1.1
 
 
 RATE = tf.constant(0.125, tf.float64)

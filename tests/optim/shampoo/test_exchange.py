@@ -97,6 +97,22 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for(monkeypatch):
     assert status(core, "root_step").tolist() == [9] * 4
 
 
+def test_roots_that_are_not_there_count_as_identities_at_any_step(monkeypatch):
+    """As after a warm start that took the step, but no statistics."""
+    core = make(precondition_frequency=2, method="eigenvalue_corrected", roots=SYNCHRONOUS)
+    core.step.assign(500)
+    first = reference.drifting(SHAPES, 1)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, "in_xla", lambda: True)
+        core.update([tf.constant(g) for g in first], RATE)
+    for moments, gradient in zip(core.preconditioner.moments, first, strict=True):
+        np.testing.assert_array_equal(moments[0], gradient**2)
+    core.exchange()
+    reference.train(core, reference.drifting(SHAPES, 6), RATE)
+    report = core.report()
+    assert report["layers_ready"] == report["layers"] == 2 and not report["failed"]
+
+
 # On the device.
 
 

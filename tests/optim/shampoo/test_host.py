@@ -273,6 +273,18 @@ def test_small_drift_keeps_a_root_until_it_has_added_up():
     assert now.status[STATUS_ROW["sent"]].tolist() == [0, 0, 1, 0, 1]
 
 
+def test_no_statistics_are_no_fault_and_nothing_is_waited_for():
+    host, now = pipeline(), new_round()
+    now.totals[0][1] = 0
+    exchange(host, 1, now)
+    assert counts(now) == {"refreshed": 4}
+    assert now.status[STATUS_ROW["certified"]].tolist() == [1, 0, 1, 1, 1]
+    for total in now.totals:
+        total[:] = 0
+    exchange(host, 2, now)
+    assert counts(now) == {"refreshed": 4}
+
+
 def test_a_round_of_other_statistics_is_not_taken_for_this_one():
     host, now, other = pipeline(), new_round(0), new_round(1)
     host.send(4, other)

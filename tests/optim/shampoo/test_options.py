@@ -140,3 +140,11 @@ def test_a_change_leaves_all_else_as_it_is():
 def test_options_that_do_not_go_together_are_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         ShampooOptions(**given)
+
+
+def test_the_last_that_go_together():
+    for given in (
+        {"roots": {"first": 2}, "start_preconditioning_step": 2},
+        {"roots": {"phase": 49, "early_growth": 0}},
+    ):
+        assert ShampooOptions().changed(given) == ShampooOptions(**given)

@@ -189,6 +189,18 @@ def test_a_step_that_xla_compiles_has_its_roots_one_step_later(case):
 
 
 @pytest.mark.slow
+def test_a_compiled_step_of_any_order_with_uneven_blocks_and_long_dimensions():
+    # Blocks of [4, 4] [4, 3] [3, 4] [3, 3]; a scalar; a vector with a dimension too many; orders of four.
+    shapes = [(11, 7), (), (9, 1), (3, 4, 2, 5), (2, 3, 12, 2)]
+    options = reference.options(block_size=4).changed(EVERYTHING | {"blocking": {"max_dimension": 11}})
+    steps, start = reference.drifting(shapes, STEPS, condition=20), reference.initial(shapes)
+    expected, layers, _ = reference.replay(options, start, steps, RATE)
+    assert [len(layer.blocks) for layer in layers] == [6, 0, 0, 2, 1]
+    found = reference.train(reference.make_core(options, start), steps, RATE, compiled=True)
+    assert gap(found, expected, start) < 1e-6
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "case"), [(tf.float32, "everything"), (tf.bfloat16, "everything"), (tf.bfloat16, "SOAP")]
 )

@@ -52,3 +52,15 @@ def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
             assert total.dtype == tf.float64
             whole = unpack_arrays(total.numpy(), 2)[0]
             np.testing.assert_allclose(np.diag(whole), [many + n] * 2, rtol=0, atol=1e-6)
+
+
+def test_the_longest_window_counts_every_increment():
+    # A window ends after 100,000 collections at the latest: float32 counts to 2^24.
+    found = collector(shape=(2, 2), dtype=tf.float32)
+    one = {0: tf.eye(2, batch_shape=[1])}
+    for _ in range(3):
+        found.windows[0].assign(pack(one[0] * 99_999))
+        found.add(one, 1.0)
+        found.fold()
+    total = unpack_arrays(found.totals[0].numpy(), 2)[0]
+    assert total[0, 0] == total[1, 1] == 300_000

@@ -1,6 +1,7 @@
 """Symmetric matrices as triangles, in graphs and in NumPy."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,3 +27,12 @@ def test_what_is_packed_comes_back(size, count, seed):
     np.testing.assert_array_equal(unpack(tf.constant(packed), size).numpy(), whole)
     squares, norms = packed**2 @ multiplicities(size), np.linalg.norm(whole, axis=(1, 2)) ** 2
     np.testing.assert_allclose(squares[seed > 6 :], norms[seed > 6 :], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_xla_packs_the_same(dtype):
+    whole = tf.cast(symmetric(np.random.default_rng(3), 2, 7), dtype)
+    compiled = tf.function(lambda x: unpack(pack(x), 7), jit_compile=True)
+    np.testing.assert_array_equal(
+        compiled(whole).numpy().astype(np.float32), whole.numpy().astype(np.float32)
+    )

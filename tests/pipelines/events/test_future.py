@@ -240,3 +240,10 @@ def test_unmatched_events_are_judged_by_a_thousand_partitions_at_most(tmp_path, 
 
     said = "0 of 1 events of sale are early, which matches, 0 late, 1 orphans"
     assert [warned(place) for place in (0, 999, 1_000)] == [[said], [said], []]
+
+
+def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
+    (tmp_path / "empty").mkdir()
+    told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
+    for kind in ("impressions", "clicks"):
+        assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
