@@ -9,7 +9,8 @@ import pytest
 
 import event_files
 from ctr.data.log import list_partitions
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, list_reports, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, list_reports, watch_events
 
 FILES = 20
 POINTS = ("write.half", "fsync.before", "fsync.after", "rename.before", "rename.after", "link.after")
@@ -19,9 +20,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import event_files, fault_points
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.follow import ingest_events, watch_events
 driver, events, log = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-settings = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
+settings = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
 rounds = iter(range(20))
 with fault_points.watching(fault_points.Counting(sys.argv[5], int(sys.argv[6]), path=str(log)), training=False):
     if driver == "batch":
@@ -54,7 +56,7 @@ def test_a_job_that_is_killed_many_times_publishes_the_same(driver, kills, root,
     if driver == "batch":
         ingest_events(event_files.mapping(), [events], log, max_reject_share=0)
     else:
-        settings = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+        settings = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
         watch_events(event_files.mapping(), [events], log, settings, lambda: False)
         # They died all along the way, not at its beginning or its end.
         assert len(set(partitions)) > kills // 5
