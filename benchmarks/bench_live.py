@@ -85,7 +85,7 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
 
 
 def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
-    """Runs it all, and tells the delays of the intervals after the first three, while programs still warm up."""
+    """Runs all programs, and returns the delays of the intervals after the first three, which warm up."""
     (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping()))
     (folder / "train.yaml").write_text(yaml.safe_dump(CONFIG))
     for kind in ("impressions", "clicks"):
@@ -98,9 +98,9 @@ def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     train = [*ctr, "train", log, "--config", folder / "train.yaml", "--out", run, *live]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (
-        (folder / "programs.log").open("wb") as told,
-        subprocess.Popen(ingest, env=environment, stdout=told, stderr=told) as joiner,
-        subprocess.Popen(train, env=environment, stdout=told, stderr=told) as trainer,
+        (folder / "programs.log").open("wb") as output,
+        subprocess.Popen(ingest, env=environment, stdout=output, stderr=output) as joiner,
+        subprocess.Popen(train, env=environment, stdout=output, stderr=output) as trainer,
     ):
         try:
             write_live(folder / "events", seconds, rate)

@@ -59,14 +59,14 @@ def make_turn(keras: ModuleType, size: Size, policy: str) -> Turn:
             times.append(time.perf_counter())
 
     clock = Clock()
-    # Before anything is learned; what `fit` tells is the mean over a turn.
+    # Before anything is learned; `fit` returns the mean over a turn.
     losses = [float(model.evaluate(ids[: size.batch], labels[: size.batch], size.batch, verbose=0))]
 
     def turn() -> tuple[float, list[float]]:
         history = model.fit(data, epochs=1, verbose=0, callbacks=[clock]).history
-        told = [*losses, float(history["loss"][0])]
+        losses_after = [*losses, float(history["loss"][0])]
         losses.clear()
-        return (times[-1] - times[-2]) / size.feeds, told
+        return (times[-1] - times[-2]) / size.feeds, losses_after
 
     return turn
 

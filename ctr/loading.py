@@ -37,7 +37,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
             os.dup2(standard_error, 2)
             os.close(standard_error)
             print(end=shown.decode(errors="replace"), file=sys.stderr, flush=True)
-    # Its warnings, such as of a retraced function, are for developers.
+    # Its warnings, for example about a retraced function, are for developers.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
     if keeps_loops:

@@ -45,7 +45,7 @@ _ELSEWHERE = {
 _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
 """The package of each Keras, and the module with the optimizer for it."""
 
-# Names as of built-in optimizers, and in saved models, where those of mixed precision have the class's name alone.
+# Names like those of built-in optimizers; in saved models, where those of mixed precision have the class's name alone.
 _NAMES = {
     "shampoo": "Shampoo",
     "Shampoo": "Shampoo",

@@ -38,7 +38,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options with ``changes`` merged into them, in groups too; another ``kind`` starts at its defaults.
 
-    Both are mappings of plain values, as of ``dataclasses.asdict``.
+    Both are mappings of plain values, as ``dataclasses.asdict`` returns them.
     """
     result = dict(options)
     for name, change in changes.items():

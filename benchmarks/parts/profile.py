@@ -1,6 +1,6 @@
 """What the step spends its time on, by TensorFlow's profiler, and what reading and metrics take beside it.
 
-An operation belongs to the part whose name scope it lies in, its gradient (``gradient_tape/...``) likewise. Times are
+An operation and its gradient (``gradient_tape/...``) belong to the part whose name scope they lie in. Times are
 those of the threads that run operations: with two of them busy, they add up to more than the step. An operation
 that others lie in counts without these.
 """
@@ -65,8 +65,8 @@ def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> st
     """The name of an event; of a call of a function, as what XLA compiled is, that of the operation that calls it."""
     if name != "ExecutorState::ProcessAsync::Start":
         return name
-    told = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
-    return f"{told.get('name')}:{told.get('kernel_type')}"
+    texts = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
+    return f"{texts.get('name')}:{texts.get('kernel_type')}"
 
 
 def is_operation(name: str) -> bool:

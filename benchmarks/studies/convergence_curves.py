@@ -88,7 +88,7 @@ def steps_ratio(baseline: FloatArray, candidate: FloatArray) -> FloatArray:
 
     Args:
         baseline: [..., 4], coefficients as ``smooth_levels`` gives them.
-        candidate: likewise.
+        candidate: the same for the candidate.
 
     Returns:
         [...], between ``BEGIN`` and 1 / ``BEGIN``; NaN where a curve is not finite.

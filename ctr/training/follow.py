@@ -1,6 +1,6 @@
 """Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
 
-The result is the same as of one pass over the log, whenever the partitions came, and however often the run was
+The result is the same as that of one pass over the log, whenever the partitions came, and however often the run was
 stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
 A line for each batch that completed a partition of the log, and one at the end of an advance that passed more::

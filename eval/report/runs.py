@@ -59,7 +59,7 @@ class ShownRun:
     name: str
     look: int  # the run's index, which decides its color
     run: Run
-    summary: dict[str, Any]  # as of `ProgressiveMetrics.summary`
+    summary: dict[str, Any]  # from `ProgressiveMetrics.summary`
     timeline: Timeline
     course: Timeline  # the same in few points
     importance: Importance | None  # None when the run did not measure it

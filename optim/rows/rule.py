@@ -42,7 +42,7 @@ class RowRule(OptionalMembers):
     Attributes:
         row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
             start.
-        feature_state: names of the state that has a row for each feature of a table, likewise.
+        feature_state: names of the state that has a row for each feature of a table.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
         operations: number of operations of a step for each element of a touched row.
     """

@@ -28,7 +28,7 @@ By benchmarks/bench_block_costs.py on an Intel Xeon with AMX, for sizes 16 to 51
 """
 
 PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
-"""Seconds of a float32 product of two [d, d], one of eight in a batched product, on one core; likewise, within 5%."""
+"""Seconds of a float32 product of two [d, d], one of eight in a batched product, on one core, within 5%."""
 
 
 def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> float:

@@ -101,7 +101,7 @@ def inverse_roots(
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
     With ``absolute``, epsilon itself is added. There is no shift for negative eigenvalues, by which the iteration
-    diverges. The caller must check that residuals, as of `roots.root_residual`, are small: they are inf, and the root
+    diverges. The caller must check that residuals (see `roots.root_residual`) are small: they are inf, and the root
     all zero, where the damped matrix is zero or not finite, or the iteration diverged.
     """
     identity = tf.eye(matrices.shape[-1], dtype=tf.float64)

@@ -66,7 +66,7 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
-    """Returns whether statistics are collected at ``step``; ``last`` as of ``exchange_due``; bool scalar."""
+    """Returns whether statistics are collected at ``step``; ``last`` is that of ``exchange_due``; bool scalar."""
     if options.statistics.frequency == 1:
         return True
     # The first exchange has roots only if it has statistics.

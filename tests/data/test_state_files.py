@@ -78,9 +78,9 @@ def refusal(command, damaged, capsys):
     """Returns what a command tells that must refuse a damaged file."""
     capsys.readouterr()
     assert main(command) == 1
-    told = capsys.readouterr().err
-    assert damaged.name in told and len(told.splitlines()) <= 2 and "Traceback" not in told
-    return told
+    message = capsys.readouterr().err
+    assert damaged.name in message and len(message.splitlines()) <= 2 and "Traceback" not in message
+    return message
 
 
 def published(log):
@@ -121,8 +121,8 @@ def test_a_flipped_bit_in_any_file_of_state_is_refused_by_the_command_that_reads
             changed[place] ^= 1
             damaged = log / path.relative_to(tmp_path / "saved")
             damaged.write_bytes(changed)
-            told = refusal(known if kind.startswith("values") else command, damaged, capsys)
-            assert "damaged" in told or "not JSON" in told
+            message = refusal(known if kind.startswith("values") else command, damaged, capsys)
+            assert "damaged" in message or "not JSON" in message
             # Of events, partitions before the damaged one may be published.
             assert begun.items() <= published(log).items() <= whole.items()
             assert make is make_followed_log or begun == published(log)
@@ -156,8 +156,8 @@ def test_a_lost_state_is_noticed_and_held_rows_are_not_dropped(lost, tmp_path, c
     log, command = make_table_log(tmp_path)
     path = log / lost
     shutil.move(path, tmp_path / "lost")
-    told = refusal(command, log / ".ingest" / "state.json", capsys)
-    assert "state.json: missing" in told and "another output directory" in told
+    message = refusal(command, log / ".ingest" / "state.json", capsys)
+    assert "state.json: missing" in message and "another output directory" in message
     shutil.rmtree(path, ignore_errors=True)
     shutil.move(tmp_path / "lost", path)
     assert main(command) == 0

@@ -91,7 +91,7 @@ def result_of(folder: Path) -> Results:
     return Results((folder / "result.json").read_text())
 
 
-def told(folder: Path) -> tuple[str, Results]:
+def message(folder: Path) -> tuple[str, Results]:
     """The tables' text, and the results; of the page what holds of each, without drawing."""
     experiment = read_experiment(folder)
     check_context(experiment_context(experiment))

@@ -87,7 +87,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
 
 
 def results(log: Log, system: str, out: Path) -> list[Result]:
-    """Returns what a system does on a log; passes that are missing are made. One that fails is told of and left out."""
+    """Returns what a system does on a log; passes that are missing are made. One that fails is named and left out."""
     found = []
     for setting, run in passes(log, system).items():
         name = f"{log.folder.name}-{system}-{re.sub('[^a-z0-9.]+', '_', setting)}"

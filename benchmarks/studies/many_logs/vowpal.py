@@ -42,7 +42,7 @@ def write_text(log: ExactLog, path: Path) -> None:
     """
     names = (*log.features, *log.multivalent)
     if len(names) > len(NAMESPACES):
-        raise ValueError(f"{len(names)} features, of which {len(NAMESPACES)} can be told apart")
+        raise ValueError(f"{len(names)} features, of which {len(NAMESPACES)} can be distinguished")
     begins = log.query_begins
 
     def write(file: BinaryIO) -> None:

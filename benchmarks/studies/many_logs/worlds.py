@@ -93,7 +93,7 @@ def _useless(count: int, size: int, shared: bool = False) -> tuple[Feature, ...]
 
 
 def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
-    """Columns as of display ads: numbers, and categories of few to very many values; some say nothing."""
+    """Columns like those of display ads: numbers, and categories of few to very many values; some say nothing."""
     numbers = tuple(
         Feature(f"n{k}", "number", effect=effect * (k % 3 > 0), missing=0.1 * (k % 4))
         for k in range(count // 3)

@@ -108,7 +108,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
-    """Describes the optimizer that dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
+    """Describes the optimizer that dense weights have learned by; ``report`` is that of ``DenseOptimizer``."""
     dense = config.optimizer.dense
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__

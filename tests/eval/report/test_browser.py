@@ -47,9 +47,9 @@ def look(path, width, folder, *scripts, dark=False):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
     command += [f"--window-size={max(width, 600)},1000", (folder / "frame.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    told = json.loads(html_module.unescape(re.search("<pre>(.*)</pre>", shown.stdout, re.DOTALL)[1]))
-    assert told["errors"] == [], told
-    return told["found"]
+    message = json.loads(html_module.unescape(re.search("<pre>(.*)</pre>", shown.stdout, re.DOTALL)[1]))
+    assert message["errors"] == [], message
+    return message["found"]
 
 
 NARROW = 420

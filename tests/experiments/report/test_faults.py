@@ -9,7 +9,7 @@ from ctr.eval.run_comparison import NotComparableError
 from ctr.experiments.report.costs import COST_KINDS
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-from experiment_folders import ARMS, cost, edit, logits, page_of, told, write_costs, write_small
+from experiment_folders import ARMS, cost, edit, logits, message, page_of, write_costs, write_small
 from report_pages import Html, words_of
 from run_directories import make_rows, predict, run_folder, write_plan
 
@@ -25,7 +25,7 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
     # A run that learned nothing is no result.
     summary = copy / run_folder("dcn@wide", 1) / "summary.json"
     edit(summary, lambda content: content.update(learning_failure="nothing was learned"))
-    text, result = told(copy)
+    text, result = message(copy)
     assert "- dcn seed 2 failed: out of <memory>" in text
     assert "- teacher big failed: no such column" in text
     assert "- dcn@wide seed 1 failed: nothing was learned" in text
@@ -48,12 +48,12 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
 def test_without_a_finished_baseline_or_any_run_the_arms_are_told(copy, tmp_path):
     for seed in (1, 2, 3):
         shutil.rmtree(copy / run_folder("base", seed))
-    text, result = told(copy)
+    text, result = message(copy)
     assert "- dcn not compared: no seed was finished by both dcn and base" in text
     assert result("auc_difference", "optimizer") and result("auc_difference", "dcn") is None
     assert "dcn has no tuning points by flops: base has not finished a seed of the sweep" in text
     write_plan(tmp_path / "empty", {"base": {}, "arm": {}})
-    text, result = told(tmp_path / "empty")
+    text, result = message(tmp_path / "empty")
     assert text.count("not run, or not finished") == 4
     assert result[""]["results"] == []
 
@@ -67,7 +67,7 @@ def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
     write_costs(tmp_path, {name: cost(name) for name in ARMS})
     write_experiment(tmp_path)
     assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
-    text, result = told(tmp_path)
+    text, result = message(tmp_path)
     changes = [
         one for one in result[""]["results"] if one["arm"] == "dcn" and "per_query_auc_d" in one["metric"]
     ]
@@ -83,7 +83,7 @@ def test_runs_over_another_log_or_of_other_examples(rows, copy):
     fewer = rows[rows["query_id"].isin(rows["query_id"].unique()[:200])]
     shutil.rmtree(folder)
     write_small(folder, fewer, logits(rows, "optimizer", 2)[: len(fewer)])
-    text, result = told(copy)
+    text, result = message(copy)
     line = next(line for line in text.splitlines() if line.startswith("- optimizer not compared"))
     assert f"({len(fewer)} and {len(rows)}" in line and "allowed: runs that scored the same" in line
     assert result("auc_difference", "optimizer") is None and result("auc", "optimizer")
@@ -109,7 +109,7 @@ def test_absent_costs_and_predictions_are_absent(copy):
     assert "FLOPs of teacher big\n123,457" in words and "123456.789" not in words
     shutil.rmtree(copy / run_folder("dcn", 1) / "predictions")
     next((copy / run_folder("optimizer", 2)).glob("predictions/*.parquet")).write_bytes(b"PAR1")
-    text, result = told(copy)
+    text, result = message(copy)
     metrics = {one["metric"] for one in result[""]["results"] if one["arm"] == "dcn"}
     assert "train_flops" in metrics
     assert not {f"{kind}_ratio" for kind in COST_KINDS} & metrics
@@ -121,7 +121,7 @@ def test_absent_costs_and_predictions_are_absent(copy):
     assert result("auc_difference", "dcn")
     assert result("prediction_difference", "base", window="last half")
     (copy / "costs.json").unlink()
-    text, result = told(copy)
+    text, result = message(copy)
     assert "Costs" not in text
     assert "dcn has no tuning points by time: the cost of base is not known" in text
 

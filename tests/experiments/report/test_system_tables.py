@@ -11,7 +11,7 @@ import pytest
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.windows import Sums
 from ctr.experiments.report.write import write_experiment
-from experiment_folders import page_of, result_of, told, write_small
+from experiment_folders import message, page_of, result_of, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan, write_sums
 
@@ -138,7 +138,7 @@ def test_without_names_the_slices_of_most_weight_are_shown(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["slices"] = {}
     (copy / "plan.json").write_text(json.dumps(plan))
-    text, result = told(copy)
+    text, result = message(copy)
     weights = result.numbers.by("slice", "slice_weight", arm="bound")
     first = max(weights, key=lambda key: weights[key].value)
     family, index = first.split("/")
@@ -151,4 +151,6 @@ def test_families_with_other_slices_are_not_compared(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
     (copy / "plan.json").write_text(json.dumps(plan))
-    assert {key.split("/")[0] for key in told(copy)[1].numbers.by("slice", "bias", arm="bound")} == {"apart"}
+    assert {key.split("/")[0] for key in message(copy)[1].numbers.by("slice", "bias", arm="bound")} == {
+        "apart"
+    }

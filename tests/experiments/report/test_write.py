@@ -19,9 +19,9 @@ from experiment_folders import (
     HOSTILE,
     edit,
     logits,
+    message,
     page_of,
     result_of,
-    told,
     write_small,
 )
 from jackknife import margin_of
@@ -132,7 +132,7 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
             write_small(copy / run_folder(f"{name}~rounding", seed), rows, again)
             p, q = (1 / (1 + np.exp(-one[late].astype(float))) for one in (own, again))
             expected[name][str(seed)] = float(np.mean(np.abs(p - q) / ((p + q) / 2)))
-    text, result = told(copy)
+    text, result = message(copy)
     for name in noise:
         metric, rounding = "retrain_difference", {"slice": "rounding"}
         assert list(result.numbers.by("slice", "retrain_pairs_planned", arm=name)) == [
@@ -160,7 +160,7 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
     assert not result.numbers.by("slice", "retrain_pairs_planned", arm="optimizer")
     # One that did not finish is left out, and counted.
     (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
-    text, result = told(copy)
+    text, result = message(copy)
     assert "- dcn~rounding seed 2 missing: runs/dcn~rounding-seed-2-0a1b2c: not run, or not finished" in text
     assert list(result.by_seed("retrain_difference", "dcn", slice="rounding")) == ["1", "3"]
     assert result("retrain_pairs_planned", "dcn", slice="rounding") == 3
@@ -236,7 +236,7 @@ def test_whether_a_change_is_significant(rows, tmp_path):
     for name, of_seed in {**arms, "one": (better,)}.items():
         for seed, logit in enumerate(of_seed, start=1):
             write_small(tmp_path / run_folder(name, seed), rows, logit)
-    text, result = told(tmp_path)
+    text, result = message(tmp_path)
     metric = "per_query_auc"
     significant = {name: result(f"{metric}_significant", name) for name in ("mixed", "all", "equal", "one")}
     assert significant == {"mixed": 0, "all": 1, "equal": 0, "one": 1}
@@ -270,7 +270,7 @@ def test_metrics_are_those_of_the_times_that_count(rows, tmp_path):
             later = (rows["query_time"] >= begin).to_numpy()
             own, logit = rows[later].reset_index(drop=True), logits(rows, name, seed)[later]
             write_run(copy / run_folder(name, seed), own, logit, windows=1, parts=1)
-    text, result = told(copy)
+    text, result = message(copy)
     for name in ("base", "dcn"):
         values = []
         for seed in (1, 2):
@@ -282,7 +282,7 @@ def test_metrics_are_those_of_the_times_that_count(rows, tmp_path):
     assert f"from {pd.Timestamp(start, unit='us')} before {pd.Timestamp(end, unit='us')} (UTC)" in text
     assert result[""]["scored_us"] == [start, end]
     edit(copy / "plan.json", lambda content: content.update(scored_us=[0, end]))
-    assert f"Only predictions before {pd.Timestamp(end, unit='us')} (UTC) count." in told(copy)[0]
+    assert f"Only predictions before {pd.Timestamp(end, unit='us')} (UTC) count." in message(copy)[0]
     edit(copy / "plan.json", lambda content: content.update(scored_us=[start + 10**15, MAX_TIME_US]))
     with pytest.raises(InputError, match="no prediction was recorded in the query times that count"):
         write_experiment(copy)

@@ -34,9 +34,9 @@ def ingest(tmp_path, capsys) -> Ingest:
     def run(events: Path, log: Path, driver: str, *options: str) -> dict[str, Any]:
         given = [str(events), "--mapping", str(mapping), "--out", str(log), *DRIVERS[driver], *options]
         status = main(["ingest", "events", *given, "--json"])
-        told = capsys.readouterr()
-        result: dict[str, Any] = json.loads(told.out) if not status else {"error": told.err}
-        assert status in (0, None) or (status == 1 and len(told.err.splitlines()) <= 2)
+        message = capsys.readouterr()
+        result: dict[str, Any] = json.loads(message.out) if not status else {"error": message.err}
+        assert status in (0, None) or (status == 1 and len(message.err.splitlines()) <= 2)
         return result
 
     return run
@@ -86,10 +86,10 @@ def test_an_event_of_the_year_2099_among_others_is_refused_and_moves_nothing(dri
     ingest(tmp_path / "with", tmp_path / "log", driver, "--max-reject-share", "0.05")
     assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "plain")
     rejects = read_rejects(tmp_path / "log")
-    assert {(told["file"], told["row"], told["key"], told["reason"]) for told in rejects} == {
+    assert {(message["file"], message["row"], message["key"], message["reason"]) for message in rejects} == {
         (f"{kind}/0.jsonl", 6, "arrival", "in the future") for kind in drawn
     }
-    assert all(told["allowed"].startswith("up to 2026-01-0") for told in rejects)
+    assert all(message["allowed"].startswith("up to 2026-01-0") for message in rejects)
 
 
 def test_a_file_of_the_year_2099_alone_waits_and_a_log_goes_on_without_it(ingest, tmp_path):
@@ -156,8 +156,11 @@ def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, 
     jsonl(tmp_path / "events", impressions_0=events[:1], impressions_1=events[1:])
     for driver in ("batch", "follow"):
         log = tmp_path / driver
-        told = ingest(tmp_path / "events", log, driver)["error"]
-        assert "impressions/0.jsonl: no column color in any line" in told and "found are also colour" in told
+        message = ingest(tmp_path / "events", log, driver)["error"]
+        assert (
+            "impressions/0.jsonl: no column color in any line" in message
+            and "found are also colour" in message
+        )
         assert not read_manifests(log)
     changed = event_files.content(impressions={"input": {"type": "jsonl", "optional": ["color"]}})
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(changed))
@@ -244,6 +247,6 @@ def test_unmatched_events_are_judged_by_a_thousand_partitions_at_most(tmp_path, 
 
 def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
     (tmp_path / "empty").mkdir()
-    told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
+    message = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
     for kind in ("impressions", "clicks"):
-        assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
+        assert f"{tmp_path}/empty/{kind}/*.jsonl" in message

@@ -40,7 +40,7 @@ def wait(condition: Callable[[], object], *programs: subprocess.Popen[str]) -> N
         time.sleep(0.1)
 
 
-def told(program: subprocess.Popen[str]) -> str:
+def message(program: subprocess.Popen[str]) -> str:
     """Waits for a program that ends well; returns what it said."""
     said, complaint = program.communicate(timeout=120)
     assert program.returncode == 0, complaint
@@ -78,16 +78,16 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(tmp
             joiner = start(*ingest)
     wait(lambda: len(read_manifests_of(log)) >= 7, joiner, trainer)
     joiner.send_signal(signal.SIGTERM)
-    assert "impressions pending" in told(joiner)
-    assert "0 impressions pending" in told(start(*ingest, "--drain"))
+    assert "impressions pending" in message(joiner)
+    assert "0 impressions pending" in message(start(*ingest, "--drain"))
     rows = sum(manifest.rows for manifest in read_manifests(log))
     wait(lambda: trained(run) == rows, trainer)
     trainer.send_signal(signal.SIGTERM)
-    told(trainer)
+    message(trainer)
     whole, aside = tmp_path / "at-once", ("rejects", "late")
-    told(start("ingest", "events", live, *options, whole))
+    message(start("ingest", "events", live, *options, whole))
     assert event_files.published(log, aside) == event_files.published(whole, aside)
-    told(start(*train, tmp_path / "one", whole))
+    message(start(*train, tmp_path / "one", whole))
     assert predictions(run) == predictions(tmp_path / "one")
 
 

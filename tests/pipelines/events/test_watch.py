@@ -162,15 +162,15 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
     progress = drain(event_files.mapping(), folder, log)
     assert progress.counts.damaged == 2
     assert_conserved(log, progress)
-    told = {reported["file"]: reported["damaged"] for reported in raw_logs.read_rejects(log)}
+    text = {reported["file"]: reported["damaged"] for reported in raw_logs.read_rejects(log)}
     for file, why in (
         (name, "changed after it was read"),
         (changed_now[0], "changed after it was read"),
         (vanished, "No such file"),
         (damaged[0], "not compressed with gzip"),
     ):
-        assert why in told.pop(file)
-    assert not told
+        assert why in text.pop(file)
+    assert not text
     # The log is that of what could be read.
     (folder / damaged[0]).unlink()
     event_files.write_files(folder, [changed_later, changed_now])

@@ -88,7 +88,7 @@ def test_a_click_known_by_its_time_is_a_label(tmp_path):
 )  # fmt: skip
 def test_a_column_of_other_values_takes_a_rule_that_can_be_pasted(tmp_path, values, choice):
     path = table(tmp_path, x=values)
-    assert choice in (told := refusal(path, label="x")) and "this column is no label by itself" in told
+    assert choice in (message := refusal(path, label="x")) and "this column is no label by itself" in message
     if choice.startswith("--label"):
         rule = choice.removeprefix("--label ").split(" (")[0].strip("'")
         assert drafted(path, label=rule, drop=("click",)).content["label"]["op"] in (">=", "==", "!=")
@@ -165,8 +165,8 @@ def test_numbers_that_are_no_times_are_features(tmp_path):
 
 def test_the_order_of_day_and_month_is_asked_where_both_read_the_dates(tmp_path):
     dates = [f"{1 + k % 12:02d}/{1 + k * 7 % 11:02d}/2023" for k in range(ROWS)]
-    told = refusal(table(tmp_path, date=dates), time="date")
-    assert "--time date=%d/%m/%Y or --time date=%m/%d/%Y" in told
+    message = refusal(table(tmp_path, date=dates), time="date")
+    assert "--time date=%d/%m/%Y or --time date=%m/%d/%Y" in message
     dates[5] = "13/02/2023"
     assert drafted(table(tmp_path, date=dates), time="date").content["time"]["format"] == "%d/%m/%Y"
 
@@ -198,9 +198,10 @@ def test_values_that_stand_for_no_time_become_rejects_up_to_a_share(tmp_path):
         assert "2 of 1,000 rows have no readable time and become rejects" in reasons(found)["when"]
     _, result = ingested(found, path)
     assert (result.examples, result.rejected) == (ROWS - 2, 2)
-    told = refusal(table(tmp_path, when=[None] * 11 + SECONDS[11:]), time="when")
+    message = refusal(table(tmp_path, when=[None] * 11 + SECONDS[11:]), time="when")
     assert (
-        "--time when: 11 of 1,000 rows cannot be read, which have no value" in told and "at least 99%" in told
+        "--time when: 11 of 1,000 rows cannot be read, which have no value" in message
+        and "at least 99%" in message
     )
 
 

@@ -141,8 +141,8 @@ def test_what_is_held_back_is_said_and_published_by_a_command_without_files_or_w
         start = (FIRST + DAY) * 1_000_000
         assert list_partitions(log)[-1][1] == start
         assert result.held_partitions == [(start, start + 24 * HOUR_US)]
-        told = "rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are kept unpublished"
-        assert f"{result.held_rows} {told}" in result.as_text()
+        text = "rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are kept unpublished"
+        assert f"{result.held_rows} {text}" in result.as_text()
         closed = ingest(mapping, again, log, now_us=NOW)
         assert (closed.known_files, closed.held_rows) == ([path.name for path in again], 0)
         assert (closed.examples, closed.rows) == (result.held_rows, 0)
@@ -340,9 +340,9 @@ def test_a_file_that_comes_again_with_other_content_is_refused_before_anything_i
     capsys.readouterr()
     for inputs in ([paths[again]], [paths[2], paths[again]], [tmp_path / "in"]):
         assert main(["ingest", "table", *map(str, inputs), *options]) == 1
-        told = capsys.readouterr().err
-        assert f"day{again}.csv: " in told and "with other content" in told and "nothing was added" in told
-        assert "in a file of another name" in told and "another output directory" in told
+        text = capsys.readouterr().err
+        assert f"day{again}.csv: " in text and "with other content" in text and "nothing was added" in text
+        assert "in a file of another name" in text and "another output directory" in text
         assert everything(tmp_path / "log") == before
     # Without that file the log goes on.
     assert main(["ingest", "table", str(paths[2]), *options]) == 0
@@ -356,7 +356,7 @@ def test_the_command_line(tmp_path, capsys):
     (tmp_path / "mapping.yaml").write_text(json.dumps(content))
     first, second = map(str, write_days(tmp_path / "in", make_days(days=2, count=60)))
     options = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
-    for words, status, told in (
+    for words, status, text in (
         (
             [first, "--append", LATENESS, "10m"],
             0,
@@ -368,7 +368,7 @@ def test_the_command_line(tmp_path, capsys):
         ([second, "--append", LATENESS, "soon"], 1, "--allowed-lateness soon: a duration is a whole number"),
     ):
         assert main(["ingest", "table", *words, *options]) == status
-        assert told in "".join(capsys.readouterr())
+        assert text in "".join(capsys.readouterr())
 
 
 def test_duplicates_among_held_rows_are_rejected_when_these_are_published(tmp_path):

@@ -143,8 +143,8 @@ def test_a_lost_manifest_is_noticed_before_histories_are_made_without_it(logs, t
     capsys.readouterr()
     for file in ("day0", "day1"):
         assert main(command("histories", log, file)) == 1
-        told = capsys.readouterr().err
-        assert f"{lost.name}: missing" in told and "restore it from a copy" in told
+        message = capsys.readouterr().err
+        assert f"{lost.name}: missing" in message and "restore it from a copy" in message
         assert raw_logs.log_bytes(log) == before
     lost.write_bytes(manifest)
     for files in (["day1"], []):

@@ -56,8 +56,8 @@ TIME = "unit s, 1970-01-01 to 9999-12-31"
     ],
 )
 def test_a_bad_value(tmp_path, column, value, key, reason, allowed):
-    told = {"key": key, "reason": reason, "value": value or "", "allowed": allowed}
-    assert reject_one(tmp_path, column=column, value=value) == {"file": "rows.csv", "row": 22, **told}
+    message = {"key": key, "reason": reason, "value": value or "", "allowed": allowed}
+    assert reject_one(tmp_path, column=column, value=value) == {"file": "rows.csv", "row": 22, **message}
 
 
 def nested(column, value):

@@ -85,9 +85,9 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(old, uninterrupte
     trained = json.loads((old / "summary.json").read_text())["trained_examples"]
     continued = ("taken", f"continues at {trained} examples")
     assert table_of(launched, "schedule")["rate_embeddings"] == continued
-    told = (launched.parent / "told").read_text()
-    assert f"begins at row {begin} of the log" in told
-    assert "features           taken        user, item, tags, position" in told
+    message = (launched.parent / "told").read_text()
+    assert f"begins at row {begin} of the log" in message
+    assert "features           taken        user, item, tags, position" in message
 
 
 @pytest.mark.slow
