@@ -30,3 +30,10 @@ def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns the indices of the values of lists with the given starts, list after list: int64 [V]."""
     offsets = offsets_of(lengths)
     return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
+
+
+def first_positions(codes: np.ndarray) -> np.ndarray:
+    """Returns the position of the first occurrence of each code, ascending; codes are int [N], from 0."""
+    first = np.full(codes.max(initial=-1) + 1, len(codes))
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return np.sort(first[first < len(codes)])

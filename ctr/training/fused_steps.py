@@ -127,7 +127,10 @@ class FusedSteps:
         """Returns for each batch, padded, the logits, whether its step was applied, its terms and its slices."""
         used, tensors = [], []
         for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
-            rows, places = _join(plan.distinct, plan.counts, size.ids, end)
+            rows, positions = plan.rows
+            # Padded with the scratch rows behind those that are loaded.
+            places = np.tile(np.arange(end, end + size.ids, dtype=np.int32), (len(plan.counts), 1))
+            places[np.arange(size.ids) < plan.counts[:, np.newaxis]] = positions
             used.append(rows)
             tensors.append(
                 {"distinct": places, "single": plan.single, "values": plan.values, "segments": plan.segments}
@@ -254,17 +257,6 @@ class ScratchTables:
     def _variables(self, number: int) -> list[tf.Variable]:
         name = list(self.optimizer.tables)[number]
         return [self._tables.weights[number], *self.optimizer.state[name]]
-
-
-def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows that any of K batches needs, int32 [N], and each batch's positions in them, int32 [K, capacity].
-
-    ``distinct`` has the rows of all batches, ``counts`` of each. Positions are padded with ``end``, ``end + 1``, ...
-    """
-    rows, places = np.unique(distinct, return_inverse=True)
-    padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(counts), 1))
-    padded[np.arange(capacity) < counts[:, np.newaxis]] = places
-    return rows.astype(np.int32), padded
 
 
 def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:

@@ -68,7 +68,8 @@ def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray
     columns = {feature.source: feature.single or 0 for feature in table.single if len(feature.of) == 1}
     pairs = [[columns[name] for name in feature.of] for feature in table.single if len(feature.of) == 2]
     ids = ids.astype(np.int64, copy=False)
-    left, right = (ids[:, [pair[side] for pair in pairs]].view(np.uint64) for side in (0, 1))
+    # ``take`` lays the rows out one after the other, as ``ravel`` needs them; an index would not.
+    left, right = (ids.take(columns, axis=1).view(np.uint64) for columns in zip(*pairs, strict=True))
     paired = pair_ids(arrow, left.ravel(), right.ravel()).reshape(left.shape)
     return np.concatenate([ids, paired], axis=1)
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ctr.data.value_arrays import first_positions
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
 from ctr.models.rows import TableLayout
@@ -209,14 +210,16 @@ class IdMap:
         features: np.ndarray,
         fingerprints: np.ndarray,
         counts: np.ndarray,
+        codes: np.ndarray,
         lengths: np.ndarray,
         times_us: Sequence[int],
     ) -> Learned | None:
         """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
 
-        ``lengths``: int64 [K], the number of ids in each batch. Returns the rows of all ids, batch after batch, and the
-        first positions of ids that got a slot; or None, with nothing learned, if an id might wait or be evicted, or
-        would reuse a slot. Without eviction, ids that find no free slot share rows.
+        ``codes``: int64 [U], from 0, equal for equal ids; ``lengths``: int64 [K], the number of ids in each batch.
+        Returns the rows of all ids, batch after batch, and the first positions of ids that got a slot; or None, with
+        nothing learned, if an id might wait or be evicted, or would reuse a slot. Without eviction, ids that find no
+        free slot share rows.
         """
         if (
             self.group.size > 1
@@ -225,10 +228,11 @@ class IdMap:
             or self._slots.count < self._slots.places
         ):
             return None
-        slots = self._find(features, fingerprints)
-        unknown = np.flatnonzero(slots < 0)
-        new, positions = _first_places(features[unknown], fingerprints[unknown], len(self.features))
-        first = unknown[new]
+        # Each id is looked up once.
+        distinct = first_positions(codes)
+        slot_of = np.empty(codes.max(initial=-1) + 1, np.int64)
+        slot_of[codes[distinct]] = self._find(features[distinct], fingerprints[distinct])
+        first = distinct[slot_of[codes[distinct]] < 0]
         begin = self._advance(times_us[0])
         times = np.maximum(np.maximum.accumulate(times_us), begin)
         room = self._capacity - self._occupancy
@@ -238,13 +242,11 @@ class IdMap:
         self._time = int(times[-1])
         now = np.repeat(times, lengths)
         weight = np.repeat([self._clock.weight(int(time)) for time in times], lengths)
-        fitting = _first_of_each(features[first], room)
-        of_new = np.full(len(first), -1, np.int64)
-        first = first[fitting]
-        of_new[fitting] = self._occupy(
+        first = first[_first_of_each(features[first], room)]
+        slot_of[codes[first]] = self._occupy(
             features[first], fingerprints[first], counts[first], now[first], weight[first]
         )
-        slots[unknown] = of_new[positions]
+        slots = slot_of[codes]
         shared = np.flatnonzero(slots < 0)
         for name in ("refused", "shared"):
             self._totals[name] += self._by_feature(features[shared], counts[shared])
@@ -448,20 +450,6 @@ class IdMap:
 
 def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _first_places(
-    features: np.ndarray, fingerprints: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first position of each distinct pair, ascending, and each pair's index among the distinct ones."""
-    # Loaded here: commands that need no tables start sooner.
-    import pandas as pd
-
-    prints, _ = pd.factorize(fingerprints)
-    numbers, different = pd.factorize(prints * count + features)
-    first = np.full(len(different), len(numbers))
-    np.minimum.at(first, numbers, np.arange(len(numbers)))
-    return first, numbers
 
 
 def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:

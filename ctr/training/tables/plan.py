@@ -6,12 +6,12 @@ however often it occurs, and its gradient is already summed over the batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from ctr.data.value_arrays import offsets_of
+from ctr.data.value_arrays import first_positions, offsets_of
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.training.sizes import fit, fit_ids
 
@@ -227,7 +227,7 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
     first = columns[0] if columns else 0
     if list(columns) == list(range(first, first + len(columns))):
         return ids[:, first : first + len(columns)]
-    return ids[:, columns]
+    return ids.take(columns, axis=1)
 
 
 def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -290,10 +290,13 @@ class BatchPlans:
     single: np.ndarray  # int32 [K, B, S], positions in ``distinct``, from the batch's first one on
     values: np.ndarray  # int32 [K, V], such positions of the multivalent ids
     segments: np.ndarray  # int32 [K, V], see ``TablePlan``
+    codes: np.ndarray  # int64 [D], from 0, equal for equal entries of ``distinct`` in different batches
     pending: PendingIds | None = None  # of all batches, until ``with_rows``
 
     def part(self, begin: int, end: int) -> "BatchPlans":
         """Returns the plans of the batches ``begin`` to ``end`` (exclusive)."""
+        if (begin, end) == (0, len(self.counts)):
+            return self
         first, last = offsets_of(self.counts)[[begin, end]]
         pending = self.pending
         if pending is not None:
@@ -303,13 +306,23 @@ class BatchPlans:
             pending = PendingIds(pending.at[span] - first, *of_ids, admitted)
         batches = slice(begin, end)
         arrays = self.single[batches], self.values[batches], self.segments[batches]
-        return BatchPlans(self.distinct[first:last], self.counts[batches], *arrays, pending)
+        codes = self.codes[first:last]
+        return BatchPlans(self.distinct[first:last], self.counts[batches], *arrays, codes, pending)
 
     @property
     def pending_counts(self) -> np.ndarray:
         """Counts each batch's growing ids that have no row yet: int64 [K]."""
         assert self.pending is not None
         return np.diff(np.searchsorted(self.pending.at, offsets_of(self.counts)))
+
+    @cached_property
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sorts the rows that any batch needs, int32 [N]; and the positions in them of ``distinct``, int64 [D]."""
+        first = first_positions(self.codes)
+        rows, positions = np.unique(self.distinct[first], return_inverse=True)
+        by_code = np.empty(self.codes.max(initial=-1) + 1, np.int64)
+        by_code[self.codes[first]] = positions
+        return rows.astype(np.int32), by_code[self.codes]
 
     def with_rows(self, rows: np.ndarray) -> "BatchPlans":
         """Assigns rows, int32 [G], to the growing ids; several may share one."""
@@ -319,20 +332,23 @@ class BatchPlans:
         assert self.pending is not None
         distinct = self.distinct.astype(np.int32)
         distinct[self.pending.at] = rows
+        plans = replace(self, distinct=distinct, pending=None)
+        if len(plans.rows[0]) == np.count_nonzero(np.bincount(self.codes)):
+            return plans
         batch = np.repeat(np.arange(len(self.counts)), self.counts)
         positions, first = pd.factorize((batch << 32) | distinct)
-        if len(first) == len(distinct):
-            return replace(self, distinct=distinct, pending=None)
         counts = np.bincount(first >> 32, minlength=len(self.counts))
         # After the last one, padding for a last batch without any.
         within = np.append(positions - offsets_of(counts)[batch], 0).astype(np.int32)
         begins = offsets_of(self.counts)[:-1]
+        unique = (first & 0xFFFFFFFF).astype(np.int32)
         return BatchPlans(
-            (first & 0xFFFFFFFF).astype(np.int32),
+            unique,
             counts,
             within[begins[:, np.newaxis, np.newaxis] + self.single],
             within[begins[:, np.newaxis] + self.values],
             self.segments,
+            pd.factorize(unique)[0],
         )
 
 
@@ -350,7 +366,9 @@ def plan_batches(
     features = max(len(layout.multivalent), 1)
     row_of = np.concatenate([np.repeat(np.arange(len(ids)), keys.shape[1]), segments // features])
     everything = np.concatenate([keys.ravel(), values])
-    positions, distinct, batch = _distinct_of_batches(everything, rows.batch[row_of], bool(layout.growing))
+    positions, distinct, batch, codes = _distinct_of_batches(
+        everything, rows.batch[row_of], bool(layout.growing)
+    )
     counts = np.bincount(batch, minlength=len(rows.counts))
     within = (positions - offsets_of(counts)[rows.batch[row_of]]).astype(np.int32)
     single = np.zeros((len(rows.counts), padded_rows, keys.shape[1]), np.int32)
@@ -366,15 +384,15 @@ def plan_batches(
     if layout.growing:
         drawn_keys = None if drawn is None else drawn[row_of]
         pending = pending_ids(layout, distinct, positions, segments, keys.shape[1], drawn_keys)
-    return BatchPlans(distinct, counts, single, of_values, own_segments, pending)
+    return BatchPlans(distinct, counts, single, of_values, own_segments, codes, pending)
 
 
 def _distinct_of_batches(
     keys: np.ndarray, batch: np.ndarray, in_order: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds each batch's distinct keys: positions of all keys [N] among them, and their [D] values and batches.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Finds each batch's distinct keys: positions of all keys [N] among them, and their [D] values, batches and codes.
 
-    Batch after batch, each ``in_order`` of occurrence, or sorted.
+    Batch after batch, each ``in_order`` of occurrence, or sorted. Equal keys have equal codes, from 0.
     """
     import pandas as pd
 
@@ -384,4 +402,5 @@ def _distinct_of_batches(
     order = np.argsort(batches if in_order else first, kind="stable")
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
-    return ranks[pairs], uniques[chosen[order]], batches[order]
+    chosen = chosen[order]
+    return ranks[pairs], uniques[chosen], batches[order], chosen

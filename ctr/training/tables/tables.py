@@ -11,7 +11,6 @@ Ids that grow have a map of ids to rows in front of the table (``ctr.training.id
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +53,9 @@ class NewRows(NamedTuple):
     fingerprints: np.ndarray  # int64 [N]
 
 
+_NO_ROWS = np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.int64)
+
+
 class EmbeddingTables:
     """Tables, maps of growing ids, and the optimizer of all rows, divided over the workers of a ``group``."""
 
@@ -73,15 +75,15 @@ class EmbeddingTables:
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
-        # One call for a table's weights and optimizer state: separate calls would cost as much each.
-        self._begin = [
-            tf.function(
-                partial(self._begin_anew, number),
-                input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, layout.columns])],
-                autograph=False,
-            )
-            for number, layout in enumerate(layouts)
-        ]
+        # One call for all tables and their optimizer state: separate calls would cost as much each.
+        self._set_first_values = tf.function(
+            self._first_values_of,
+            input_signature=[
+                [tf.TensorSpec([None], tf.int32) for _ in self.id_maps],
+                [tf.TensorSpec([None, layouts[number].columns]) for number in self.id_maps],
+            ],
+            autograph=False,
+        )
         if has_few_shapes(config.batch.shapes):
             for number in self.id_maps:
                 self.grow(number, most[number])
@@ -140,7 +142,7 @@ class EmbeddingTables:
             if (ids := plan.pending) is None:
                 continue
             learned = self.id_maps[number].learn_batches(
-                ids.features, ids.fingerprints, ids.counts, plan.pending_counts, times_us
+                ids.features, ids.fingerprints, ids.counts, plan.codes[ids.at], plan.pending_counts, times_us
             )
             if learned is not None:
                 assigned[number] = plan.with_rows(learned.rows)
@@ -155,33 +157,36 @@ class EmbeddingTables:
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Initializes the rows of newly admitted ids; doubles the slots if there are too few."""
-        for number in dict.fromkeys(entry.table for entry in new):
-            same = [entry for entry in new if entry.table == number]
-            self._reset_rows(number, *(np.concatenate(parts) for parts in list(zip(*same, strict=True))[1:]))
+        if not new:
+            return
+        rows, values = [], []
+        for number in self.id_maps:
+            layout, size = self.layouts[number], self.count(number)
+            while size < self.id_maps[number].rows:
+                size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
+            self.grow(number, size)
+            parts = [entry[1:] for entry in new if entry.table == number] or [_NO_ROWS]
+            all_rows, features, fingerprints = map(np.concatenate, zip(*parts, strict=True))
+            which, rows_here = self.rows.here(number, all_rows)
+            rows.append(rows_here)
+            values.append(
+                new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
+            )
+        if any(map(len, rows)):
+            self._set_first_values(rows, values)
 
     def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
         """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids that did not fit."""
         features = np.full(len(occupants.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
-        self._reset_rows(number, rows[fits], features[fits], occupants.fingerprints[fits])
+        self.begin_rows([NewRows(number, rows[fits], features[fits], occupants.fingerprints[fits])])
         return rows
 
-    def _reset_rows(
-        self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
-    ) -> None:
-        layout, size = self.layouts[number], self.count(number)
-        while size < self.id_maps[number].rows:
-            size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
-        self.grow(number, size)
-        which, rows_here = self.rows.here(number, rows)
-        if len(which):
-            values = new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
-            self._begin[number](rows_here, values)
-
-    def _begin_anew(self, number: int, rows: tf.Tensor, values: tf.Tensor) -> None:
-        set_rows(self.weights[number], rows, values)
-        self.optimizer.reset_rows(number, rows)
+    def _first_values_of(self, rows: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> None:
+        for number, table_rows, table_values in zip(self.id_maps, rows, values, strict=True):
+            set_rows(self.weights[number], table_rows, table_values)
+            self.optimizer.reset_rows(number, table_rows)
 
     def grow(self, number: int, size: int) -> None:
         if size > self._counts[number]:

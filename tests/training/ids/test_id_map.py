@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -246,7 +247,9 @@ def test_several_batches_at_once_are_learned_as_one_after_the_other(policy, half
                 batches.append((*arrays(ids.tolist()), counts, round(seconds * SECOND)))
             *columns, times = zip(*batches, strict=True)
             lengths = np.array([len(counts) for counts in columns[-1]])
-            found = other.learn_batches(*map(np.concatenate, columns), lengths, times)
+            joined = list(map(np.concatenate, columns))
+            codes = pd.factorize(100 * joined[1] + joined[0])[0]
+            found = other.learn_batches(*joined, codes, lengths, times)
             expected = [one.learn(*batch) for batch in batches]
             if found is None:
                 for batch in batches:
