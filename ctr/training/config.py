@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
 """Shares of the rows before a batch, and where one call learns from many batches."""
 _OPEN = frozenset(("growth", "least"))
+_FUSED_TOGETHER = 2**14
+"""Rows of the batches of a call, padded: beyond, larger arrays cost more than fewer calls save."""
 
 
 class BatchConfig(StrictModel):
@@ -53,9 +55,10 @@ class BatchConfig(StrictModel):
             whatever the log has (``ctr.training.sizes``), where a compilation takes minutes; tables whose ids grow
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
-        steps_per_execution: how many batches of up to 256 rows one compiled call scores and learns from, one after the
-            other, where nothing is due on the host between two of them (``ctr.training.fused_steps``). 1, or
-            ``jit`` false: each batch is a call of its own. Results change by rounding only.
+        steps_per_execution: how many batches of up to 256 rows, together up to 16,384 rows, one compiled call scores
+            and learns from, one after the other, where nothing is due on the host between two of them
+            (``ctr.training.fused_steps``). 1, or ``jit`` false: each batch is a call of its own. Results change by
+            rounding only.
     """
 
     rows: int = Field(default=4096, ge=1, le=2**20)
@@ -64,7 +67,7 @@ class BatchConfig(StrictModel):
     max_query_rows: int = Field(default=65536, ge=1, le=2**22)
     within_partitions: bool = False
     shapes: Literal["auto", "few", "many"] = "auto"
-    steps_per_execution: int = Field(default=64, ge=1, le=1024)
+    steps_per_execution: int = Field(default=256, ge=1, le=1024)
 
     @model_validator(mode="before")
     @classmethod
@@ -75,6 +78,10 @@ class BatchConfig(StrictModel):
         if "growth" in settings:
             return {"least": 8, **settings}
         return {"growth": None, **settings} if "rows" in settings else settings
+
+    def most_fused(self, rows: int) -> int:
+        """Returns how many batches of so many padded rows one call learns from at most."""
+        return max(1, min(self.steps_per_execution, _FUSED_TOGETHER // rows))
 
     def sizes(self, origin: int = 0) -> "BatchSize":
         """Returns how many rows batches have by position; ``origin`` is where the first one begins."""

@@ -130,9 +130,12 @@ def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
 
 
 def in_groups(
-    batches: Iterable[tuple[Batch, Shape | None]], most: int
+    batches: Iterable[tuple[Batch, Shape | None]], most: Callable[[int], int]
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
-    """Groups batches that follow each other and have one shape, ``most`` at once; one without a shape stays alone."""
+    """Groups batches that follow each other and have one shape; one without a shape stays alone.
+
+    ``most``: how many batches of so many padded rows are in a group at most.
+    """
     for shape, group in groupby(batches, itemgetter(1)):
-        while together := [batch for batch, _ in islice(group, most if shape else 1)]:
+        while together := [batch for batch, _ in islice(group, most(shape.rows) if shape else 1)]:
             yield together, shape

@@ -54,7 +54,7 @@ class FusedSteps:
         shapes: Sequence[Shape],
     ) -> None:
         """Prepares to learn with the first tables of a state, whose layouts are given."""
-        self.limit = config.batch.steps_per_execution
+        self._most_fused = config.batch.most_fused
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         signature = target_signature(config.objective, state.families, state.layouts)
         self._targets = list(signature)
@@ -73,7 +73,7 @@ class FusedSteps:
         )
 
     def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
-        """Scores and learns from K batches, ``limit`` at most, in their order; ramps and rates are float32 [K] each."""
+        """Scores and learns from K batches, in their order; ramps and rates are float32 [K] each."""
         results: list[list[np.ndarray]] = []
         times = [batch.times[1] for batch in feed.batches]
         plans, begun = self._tables.assign_batches(feed.plans, times)
@@ -143,7 +143,7 @@ class FusedSteps:
             self._loops[shape] = tf.function(learn, jit_compile=True, autograph=False)
         rows_and_counts = np.concatenate(used), np.array([len(rows) for rows in used], np.int32)
         self._load(*rows_and_counts)
-        results = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
+        results = self._loops[shape](_packed(batches, self._most_fused(shape.rows)), tf.constant(count))
         self._store(*rows_and_counts)
         return [part.numpy()[:count] for part in results]
 
@@ -151,7 +151,8 @@ class FusedSteps:
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
     ) -> list[tf.Tensor]:
         """Learns from ``count`` ``packed`` batches, each with arrays of the same shapes and types as ``alike``."""
-        batches = tf.TensorShape([self.limit, len(alike[0]["label"])])
+        limit = next(iter(packed.values())).shape[0]
+        batches = tf.TensorShape([limit, len(alike[0]["label"])])
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
         results += [tf.zeros(batches, tf.int32)] * self._families
 

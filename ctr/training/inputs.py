@@ -221,7 +221,7 @@ def read_feeds(
     def feeds() -> Iterator[AnyFeed]:
         batches = _read_batches(inputs, position or Position(), partial, hold)
         shaped = ((batch, fused_shape(batch)) for batch in batches)
-        for group, shape in in_groups(shaped, config.batch.steps_per_execution):
+        for group, shape in in_groups(shaped, config.batch.most_fused):
             if shape is not None:
                 yield make_fused_feed(
                     group, tables(), fused_shapes_of, config.objective, inputs.families, config.ids, feed_of
