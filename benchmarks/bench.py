@@ -22,7 +22,7 @@ import bench_shampoo
 from parts import limit, log, profile, scaling, start, step
 from parts.setting import Setting
 from reference import ADAGRAD
-from runner import Found, main, show, table
+from runner import Results, main, nested_tables, table
 
 ALL_LOSSES = "ranking, distillation, constraints"
 
@@ -85,8 +85,8 @@ class Target:
     below: bool = False
     minus: float = 0.0
 
-    def value(self, found: Found) -> float:
-        node: Any = found
+    def value(self, results: Results) -> float:
+        node: Any = results
         for name in self.path:
             node = node[name]
         return float(node["ratio"] if isinstance(node, Mapping) else node) - self.minus
@@ -164,15 +164,15 @@ TARGETS = (
 )
 
 
-def judge(found: Found) -> list[dict[str, Any]]:
+def judge(results: Results) -> list[dict[str, Any]]:
     """For each target whose part was run what was measured, and whether it is met.
 
     Nothing is exactly 0 that was measured: a part of the step that no operation bears the name of was not.
     """
     judged = []
     for target in TARGETS:
-        if target.path[0] in found:
-            value = target.value(found)
+        if target.path[0] in results:
+            value = target.value(results)
             judged.append(
                 {
                     "what": target.what,
@@ -188,7 +188,7 @@ def judge(found: Found) -> list[dict[str, Any]]:
 def targets_report(judged: list[dict[str, Any]]) -> str:
     """The table."""
     names = ("what", "limit", "measured")
-    rows = [[*(one[name] for name in names), "met" if one["met"] else "NOT met"] for one in judged]
+    rows = [[*(entry[name] for name in names), "met" if entry["met"] else "NOT met"] for entry in judged]
     return table(["target", "limit", "measured", ""], rows)
 
 
@@ -198,16 +198,16 @@ def measure(
     """Runs parts, each of which prints its tables at once."""
     if unknown := [name for name in only if name not in PARTS]:
         raise SystemExit(f"bench.py: error: no part {unknown[0]}; there are {', '.join(PARTS)}")
-    setting, found = Setting(rounds, small, compile), {}
+    setting, results = Setting(rounds, small, compile), {}
     for name in only:
         begun = time.perf_counter()
-        found[name] = PARTS[name](setting)
-        print(f"## {name}\n\n{show(found[name])}\n", flush=True)
-        found[name]["seconds_taken"] = time.perf_counter() - begun
-    found["targets"] = judge(found)
-    print(f"## targets\n\n{targets_report(found['targets'])}", flush=True)
-    return found
+        results[name] = PARTS[name](setting)
+        print(f"## {name}\n\n{nested_tables(results[name])}\n", flush=True)
+        results[name]["seconds_taken"] = time.perf_counter() - begun
+    results["targets"] = judge(results)
+    print(f"## targets\n\n{targets_report(results['targets'])}", flush=True)
+    return results
 
 
 if __name__ == "__main__":
-    main(measure, {"rounds": 1, "small": True}, shown=False)
+    main(measure, {"rounds": 1, "small": True}, prints=False)

@@ -114,11 +114,11 @@ def measure(examples: int = 20_000_000, log: Path | None = None, capacity: int =
         elif log is None:
             log = folder / "log"
             simulate(parse_model(SimulatorConfig, {"examples": examples}, "benchmark"), log)
-        found = endure(log, folder / "run", changes)
+        results = endure(log, folder / "run", changes)
         if capacity:
             ids = read_json_object(folder / "run" / "summary.json", "no summary")["ids"]
-            found["ids"] = {key: ids[key] for key in ("occupancy", "capacity", "admitted", "evicted")}
-    return found
+            results["ids"] = {key: ids[key] for key in ("occupancy", "capacity", "admitted", "evicted")}
+    return results
 
 
 if __name__ == "__main__":

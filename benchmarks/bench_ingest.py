@@ -77,7 +77,7 @@ def write_criteo(path: Path, rows: int, seed: int, begin_s: int | None = None) -
             for column, distinct in enumerate(DISTINCT, 1):
                 absent = generator.random(count) < MISSING_CATEGORIES.get(column, 0.0)
                 columns.append(hashed_strings(column, zipf_ranks(generator, distinct, count), absent))
-            table = pa.table(columns, names=[f"c{place}" for place in range(len(columns))])
+            table = pa.table(columns, names=[f"c{number}" for number in range(len(columns))])
             pa_csv.write_csv(table, file, options)
 
 

@@ -59,17 +59,17 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
     while moment < begun + seconds * 1e6:
         time.sleep(max(0.0, moment / 1e6 + 1 - time.time()))
         now = time.time_ns() // 1000
-        shown = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
-        ids = np.arange(number, number + len(shown))
+        shown_at = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
+        ids = np.arange(number, number + len(shown_at))
         table = {
             "impression_id": ids,
             "query_id": ids // 4,
-            "event_time": shown,
-            "arrival_time": np.full(len(shown), now),
-            **{f"f{n}": rng.zipf(1.2, len(shown)) % (BUCKETS - 1) + 1 for n in range(FEATURES)},
+            "event_time": shown_at,
+            "arrival_time": np.full(len(shown_at), now),
+            **{f"f{n}": rng.zipf(1.2, len(shown_at)) % (BUCKETS - 1) + 1 for n in range(FEATURES)},
         }
-        clicked = rng.random(len(shown)) < 0.1
-        later = shown[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)
+        clicked = rng.random(len(shown_at)) < 0.1
+        later = shown_at[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)
         clicks_to_come = np.concatenate([clicks_to_come, np.stack([ids[clicked], later], 1)])
         happened = clicks_to_come[:, 1] <= now
         click = clicks_to_come[happened]
@@ -81,7 +81,7 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
         }
         for kind, columns in (("impressions", table), ("clicks", clicks)):
             write_atomic_bytes(folder / kind / f"{now}.parquet", parquet_bytes(pa.table(columns)))
-        number, moment = number + len(shown), now
+        number, moment = number + len(shown_at), now
 
 
 def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:

@@ -118,19 +118,19 @@ def request(
         {name: values for name, values in draw_rows(rng, ads).items() if int(name[1:]) >= UI_FEATURES}
         for _ in range(DIFFERENT_REQUESTS)
     ]
-    shown = {
+    treatment_columns = {
         name: values for name, values in draw_rows(rng, treatments).items() if int(name[1:]) < UI_FEATURES
     }
     asked = itertools.cycle(requests)
-    rows = itertools.cycle([paired_rows(one, shown) for one in requests[:16]])
+    rows = itertools.cycle([paired_rows(ad_columns, treatment_columns) for ad_columns in requests[:16]])
 
     remembered = scorers["uncached"].quality(next(asked))
 
     def factors(scorer: Scorer) -> np.ndarray:
-        return scorer.combine_pairs(scorer.quality(next(asked)), scorer.ui(shown))
+        return scorer.combine_pairs(scorer.quality(next(asked)), scorer.ui(treatment_columns))
 
     def other_treatments() -> np.ndarray:
-        return scorers["uncached"].combine_pairs(remembered, scorers["uncached"].ui(shown))
+        return scorers["uncached"].combine_pairs(remembered, scorers["uncached"].ui(treatment_columns))
 
     quality, ui = (operations(scorers["factorized"], tower) for tower in ("quality", "ui"))
     pairs = ads * treatments
@@ -141,13 +141,13 @@ def request(
         "factorized, Q cached": (other_treatments, treatments * ui),
     }
     turns = {name: lambda call=call: repeat(call, seconds / ROUNDS, 10) for name, (call, _) in ways.items()}
-    found = compare(turns, ROUNDS, 0)
-    for name, row in found.items():
+    results = compare(turns, ROUNDS, 0)
+    for name, row in results.items():
         row |= {
             "limit_ms": 1000 * ways[name][1] / peak,
             "times_plain_limit": ways["plain"][1] / ways[name][1],
         }
-    return found
+    return results
 
 
 def measure(
@@ -172,7 +172,8 @@ def measure(
         "matmul_gflops": peak / 1e9,
         "predict": {f"{rows} rows": predict(scorers["plain"], rows, peak, seconds) for rows in batches},
         "requests": {
-            f"{one} x {treatments}": request(scorers, one, treatments, peak, seconds) for one in ads
+            f"{ad_count} x {treatments}": request(scorers, ad_count, treatments, peak, seconds)
+            for ad_count in ads
         },
     }
 

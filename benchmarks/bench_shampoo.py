@@ -15,13 +15,14 @@ The limit of all but the last is the FLOPs of the products.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from convergence_settings import OPTIMIZERS
-from own import make_model
+from ctr_model import make_model
 from reference import ADAGRAD, REFERENCE, Size, dense_shapes
 from runner import Numbers, compare, main, timed
 
@@ -72,7 +73,7 @@ def steps_in_turns(
         of(name)
     for core in shampoos:
         core.exchanged.host.seconds_waited = 0.0
-    return compare({name: lambda name=name: of(name) for name in models}, rounds, 0), cores
+    return compare({name: partial(of, name) for name in models}, rounds, 0), cores
 
 
 def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str, Any]:
@@ -83,14 +84,14 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
     """
     turn = turn or ShampooOptions().precondition_frequency
     size = replace(size, feeds=min(FEEDS, turn))
-    found, cores = steps_in_turns(size, {"adagrad": ADAGRAD, "shampoo": {}}, rounds, turn)
+    results, cores = steps_in_turns(size, {"adagrad": ADAGRAD, "shampoo": {}}, rounds, turn)
     core = cores["shampoo"]
     timing, report = core.timing(), core.report()
     root_ms = 1000 * timing["seconds_computing"] / max(report["refreshed"], 1)
     return {
-        "adagrad_ms": found["adagrad"]["ms"],
-        "shampoo_ms": found["shampoo"]["ms"],
-        "over_adagrad": found["shampoo"]["ms_ratio"],
+        "adagrad_ms": results["adagrad"]["ms"],
+        "shampoo_ms": results["shampoo"]["ms"],
+        "over_adagrad": results["shampoo"]["ms_ratio"],
         "waited_ms_per_step": 1000 * timing["seconds_waited"] / (rounds * turn),
         "roots_refreshed": report["refreshed"],
         "root_ms_per_step": root_ms * core.layout.matrices / turn,
@@ -153,19 +154,19 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
 def memory() -> dict[str, dict[str, float]]:
     """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
     shapes = [shape for shape in dense_shapes() if len(shape) == 2 and 1 not in shape]
-    found = {}
+    results = {}
     for name, size in (("blocks", 256), ("whole", 8192)):
         core = ShampooCore(
             ShampooOptions(block_size=size), [tf.Variable(tf.zeros(shape)) for shape in shapes]
         )
         matrices = [*core.statistics.windows, *core.statistics.totals, *core.exchanged.roots]
-        found[name] = {
+        results[name] = {
             "weights": sum(m * n for m, n in shapes),
             "entries": sum(factor.count * factor.size**2 for factor in core.layout.factors),
             "bytes_with_roots": sum(v.dtype.size * int(np.prod(v.shape)) for v in matrices),
         }
-    assert found["whole"]["entries"] == sum(m**2 + n**2 for m, n in shapes)
-    return found
+    assert results["whole"]["entries"] == sum(m**2 + n**2 for m, n in shapes)
+    return results
 
 
 def measure(

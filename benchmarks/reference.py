@@ -116,7 +116,7 @@ def reference_examples(size: Size = REFERENCE, seed: int = 0) -> list[tuple[np.n
     """Ids and labels of each of the batches."""
     random = np.random.default_rng(seed)
     ids = [zipf_ids(random, size.batch, size) for _ in range(size.feeds)]
-    return [(one, click_labels(random, one)) for one in ids]
+    return [(batch_ids, click_labels(random, batch_ids)) for batch_ids in ids]
 
 
 def reference_batches(size: Size = REFERENCE, slate: int = SLATE, seed: int = 0) -> list[Batch]:

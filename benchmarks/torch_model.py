@@ -72,9 +72,12 @@ def make_step(
 
 
 def compare(
-    program: dict[str, Any], examples: Sequence[tuple[np.ndarray, np.ndarray]], own: float, seconds: float
+    program: dict[str, Any],
+    examples: Sequence[tuple[np.ndarray, np.ndarray]],
+    program_rate: float,
+    seconds: float,
 ) -> None:
-    """Prints examples a second of PyTorch, eager and compiled, beside ``own`` of a program of the same model."""
+    """Prints examples a second of PyTorch, eager and compiled, beside ``program_rate`` of the same model."""
     size, name = program["size"], f"PyTorch {program['dtype']}, batch {program['size']['batch']}"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     offsets = np.arange(size["features"]) * size["buckets"]
@@ -100,6 +103,6 @@ def compare(
         rate = size["batch"] / float(np.median(times))
         print(
             f"{arm}, torch {torch.__version__} on {device}: {rate:,.0f} examples/s, loss {losses[0]:.4f} to "
-            f"{losses[-1]:.4f}; this program is {own / rate:.2f} times as fast",
+            f"{losses[-1]:.4f}; this program is {program_rate / rate:.2f} times as fast",
             flush=True,
         )

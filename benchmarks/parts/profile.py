@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from bench_shampoo import settle
-from own import Model, make_model
+from ctr_model import Model, make_model
 from parts.setting import Setting
 from runner import compare, timed
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -28,7 +28,7 @@ SCOPES = (
     *("row_update", "dense_update", "statistics", "precondition"),
 )
 OTHER = "none of them"
-SHOWN = 12
+LARGEST_OPERATIONS = 12
 _OPERATION = re.compile(r"^([\w./>-]+):(\w+)$")
 _NUMBER = re.compile(r"_\d+$")
 _GRADIENT = "gradient_tape"
@@ -56,7 +56,7 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
                 graph += event.duration_ps / 1e9
             elif is_operation(name := _called(name, event, facts)):
                 events.append((event.offset_ps, event.duration_ps, name))
-        for name, picoseconds in own_times(events):
+        for name, picoseconds in exclusive_times(events):
             operations[name] += picoseconds / 1e9
     return dict(operations), graph
 
@@ -82,7 +82,7 @@ def part_of(name: str) -> tuple[str, str]:
     return next((scope for scope in plain if scope in SCOPES), OTHER), way
 
 
-def own_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
+def exclusive_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
     """Each event's time without that of events of the same thread that lie within it.
 
     Args:
@@ -106,7 +106,10 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
         part, way = part_of(operation)
         parts[part][f"{way}_ms"] += spent
     total = sum(operations.values())
-    return {name: {**one, "share": sum(one.values()) / total} for name, one in parts.items()}
+    return {
+        name: {**milliseconds, "share": sum(milliseconds.values()) / total}
+        for name, milliseconds in parts.items()
+    }
 
 
 def trace_steps(model: Model) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def trace_steps(model: Model) -> dict[str, Any]:
         "around_graph_ms": traced - graph,
         "thread_ms": sum(operations.values()),
         "parts": by_part(operations),
-        "largest_of_none": dict(sorted(unnamed.items(), key=lambda one: -one[1])[:SHOWN]),
+        "largest_of_none": dict(sorted(unnamed.items(), key=lambda item: -item[1])[:LARGEST_OPERATIONS]),
     }
 
 
@@ -145,8 +148,8 @@ def times_beside(model: Model) -> dict[str, float]:
 
     def score() -> None:
         for batch in batches:
-            own = batch.rows
-            metrics.update(own.label, own.label, own.metric_weight, own.query_id)
+            examples = batch.rows
+            metrics.update(examples.label, examples.label, examples.metric_weight, examples.query_id)
 
     works = {"distinct_rows_ms": plan, "feed_ms": feed, "metrics_ms": score}
     return {name: timed(work, len(batches))()["ms"] for name, work in works.items()}
@@ -154,12 +157,12 @@ def times_beside(model: Model) -> dict[str, float]:
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Of AdaGrad, which the targets are about, and of Shampoo."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, model in (("adagrad", make_model(setting.size)), ("shampoo", make_model(setting.size, {}))):
         model.turn()
         if name == "shampoo":
             # As it is late in a run, when exchanges of roots are rare: none is in the few steps that are traced.
             settle(model.state.dense_optimizer.core)
         step_ms = compare({"step": model.turn}, setting.rounds)["step"]["ms"]
-        found[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}
-    return found
+        results[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}
+    return results

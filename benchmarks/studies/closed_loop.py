@@ -123,7 +123,7 @@ def main() -> None:
 
     for name, settings in arms.items():
         ads = {seed: run(name, seed, settings) for seed in experiment.seeds}
-        mean = np.mean([one.mean() for one in ads.values()])
+        mean = np.mean([counts.mean() for counts in ads.values()])
         line = f"{name}: {mean:.3f} ads per query; churn, %, seeds: {churn([*combinations(ads.values(), 2)])}"
         for kind, changes in experiment.retrain.items():
             again = {seed: run(f"{name}~{kind}", seed, changed(settings, changes)) for seed in ads}

@@ -58,11 +58,11 @@ class Verdict:
         return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {margin})"
 
 
-def best(found: Sequence[Result], metric: str) -> Result:
+def best(passes: Sequence[Result], metric: str) -> Result:
     """The best of at least one result by ``auc`` or ``logloss``; without AUC the first."""
     sign = 1 if metric == "logloss" else -1
-    defined = [result for result in found if result.record[metric] is not None]
-    return min(defined, key=lambda result: sign * result.record[metric]) if defined else found[0]
+    defined = [result for result in passes if result.record[metric] is not None]
+    return min(defined, key=lambda result: sign * result.record[metric]) if defined else passes[0]
 
 
 def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verdict:
@@ -90,9 +90,9 @@ def judge_calibration(ours: Sequence[Result]) -> str:
     return "within interval" if low is not None and high is not None and low <= 1 <= high else "NO"
 
 
-def row_of(log: Log, found: Mapping[str, list[Result]]) -> dict[str, Any]:
+def row_of(log: Log, by_system: Mapping[str, list[Result]]) -> dict[str, Any]:
     """The row of a log."""
-    facts, ours = log.facts, found.get("ctr", [])
+    facts, ours = log.facts, by_system.get("ctr", [])
     row = {
         "group": log.source.group,
         "rows": facts["rows"],
@@ -100,20 +100,22 @@ def row_of(log: Log, found: Mapping[str, list[Result]]) -> dict[str, Any]:
         "features": facts["features"],
         "rows a query": facts["rows"] / facts["queries"],
     }
-    row |= {system: _cell(own) for system, own in found.items() if own}
+    row |= {system: _cell(passes) for system, passes in by_system.items() if passes}
     for rival, systems in RIVALS.items():
-        rivals = [result for system in systems for result in found.get(system, [])]
+        rivals = [result for system in systems for result in by_system.get(system, [])]
         row |= {f"≥ {rival}: {metric}": judge(ours, rivals, metric) for metric in ("auc", "logloss")}
-    seconds = ["{:.0f}".format(sum(one.record["seconds"] for one in own)) for own in found.values()]
+    seconds = [
+        "{:.0f}".format(sum(result.record["seconds"] for result in passes)) for passes in by_system.values()
+    ]
     return {**row, "clicks right": judge_calibration(ours), "seconds": " / ".join(seconds)}
 
 
-def _cell(found: Sequence[Result]) -> str:
-    by_auc, by_logloss = best(found, "auc"), best(found, "logloss")
+def _cell(passes: Sequence[Result]) -> str:
+    by_auc, by_logloss = best(passes, "auc"), best(passes, "logloss")
     auc, per_query = (_number(by_auc.record[name]) for name in ("auc", "per_query_auc"))
     low, high = (_number(end, 2) for end in by_logloss.record["calibration_ratio_ci95"])
     clicks = f"{_number(by_logloss.record['calibration_ratio'], 3)} [{low}, {high}]"
-    setting = f", {by_logloss.setting}" if len(found) > 1 else ""
+    setting = f", {by_logloss.setting}" if len(passes) > 1 else ""
     return f"{auc} ({per_query}) / {_number(by_logloss.record['logloss'], 5)} / {clicks}{setting}"
 
 
@@ -135,11 +137,11 @@ def measure(
     rows: int | None = None,
 ) -> dict[str, Any]:
     """The table of all logs; of simulated ones at most so many rows."""
-    for what, given, allowed in (
+    for what, names, allowed in (
         ("log", only, [source.name for source in SOURCES]),
         ("system", systems, SYSTEMS),
     ):
-        if unknown := [name for name in given if name not in allowed]:
+        if unknown := [name for name in names if name not in allowed]:
             raise SystemExit(f"defaults.py: error: no {what} {unknown[0]}; there are {', '.join(allowed)}")
     ready = []
     for source in SOURCES:
@@ -149,11 +151,11 @@ def measure(
             else:
                 ready.append(obtain_log(source, out / "logs", data, rows))
     # What is quick first.
-    found = {
+    table = {
         log.folder.name: row_of(log, {system: results(log, system, out / "results") for system in systems})
-        for log in sorted(ready, key=lambda one: one.facts["rows"])
+        for log in sorted(ready, key=lambda ready_log: ready_log.facts["rows"])
     }
-    return {"logs": found, "verdicts": count(found)}
+    return {"logs": table, "verdicts": count(table)}
 
 
 if __name__ == "__main__":

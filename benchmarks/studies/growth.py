@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from parts.scaling import step_row
 from reference import REFERENCE, make_log
-from runner import kept, main
+from runner import cached_json, main
 from workers import pass_speed as speed_of_command
 from workers import write_config
 
@@ -65,19 +65,19 @@ def id_speed(ids: int) -> float:
     return step_row(size)["examples_per_second"]
 
 
-def draw(found: Mapping[str, Speeds], path: Path) -> None:
+def draw(by_axis: Mapping[str, Speeds], path: Path) -> None:
     """Examples a second over each quantity, on logarithmic scales."""
     with mpl.rc_context({"svg.hashsalt": "growth", "font.size": 8}):
         figure = Figure(figsize=(9, 2.6), layout="constrained")
-        axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for own, (axis, speeds) in zip(axes, found.items(), strict=True):
+        axes = figure.subplots(1, len(by_axis), sharey=True, squeeze=False)[0]
+        for panel, (axis, speeds) in zip(axes, by_axis.items(), strict=True):
             slope = exponent(speeds)
-            own.plot(list(speeds), list(speeds.values()), "o-")
-            own.set(xscale="log", yscale="log", xlabel=TITLES[axis])
-            own.set_xticks(list(speeds), minor=False)
-            own.set_xticks([], minor=True)
-            own.xaxis.set_major_formatter(EngFormatter(sep=""))
-            own.set_title("" if slope is None else f"exponent {slope:+.2f}")
+            panel.plot(list(speeds), list(speeds.values()), "o-")
+            panel.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+            panel.set_xticks(list(speeds), minor=False)
+            panel.set_xticks([], minor=True)
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+            panel.set_title("" if slope is None else f"exponent {slope:+.2f}")
         axes[0].set_ylabel("examples/s")
         figure.savefig(path, format="svg", metadata={"Date": None})
 
@@ -98,21 +98,21 @@ def measure(
         "ids": (ids, id_speed),
         "workers": (workers, lambda number: pass_speed(500_000, number, 1)),
     }
-    found: dict[str, dict[int, float]] = {}
+    by_axis: dict[str, dict[int, float]] = {}
     for axis, (values, speed) in axes.items():
         for value in values:
-            kept(out / axis / f"{value}.json", lambda value=value, speed=speed: speed(value))
+            cached_json(out / axis / f"{value}.json", lambda value=value, speed=speed: speed(value))
         files = sorted((out / axis).glob("*.json"), key=lambda file: int(file.stem))
         if files:
-            found[axis] = {int(file.stem): json.loads(file.read_text()) for file in files}
-    if plot is not None and found:
-        draw(found, plot)
-    exponents = {axis: {"exponent": exponent(speeds)} for axis, speeds in found.items()}
-    shown = {
-        axis: {f"{value:,}": {"examples_per_second": speed} for value, speed in own.items()}
-        for axis, own in found.items()
+            by_axis[axis] = {int(file.stem): json.loads(file.read_text()) for file in files}
+    if plot is not None and by_axis:
+        draw(by_axis, plot)
+    exponents = {axis: {"exponent": exponent(speeds)} for axis, speeds in by_axis.items()}
+    table = {
+        axis: {f"{value:,}": {"examples_per_second": speed} for value, speed in axis_speeds.items()}
+        for axis, axis_speeds in by_axis.items()
     }
-    return {**shown, "exponents": exponents}
+    return {**table, "exponents": exponents}
 
 
 if __name__ == "__main__":

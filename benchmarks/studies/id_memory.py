@@ -21,7 +21,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from reference import INTERVAL_ROWS, publish_rows
-from runner import kept, main
+from runner import cached_json, main
 
 from ctr.config import parse_model
 from ctr.data.features import Category
@@ -82,8 +82,10 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
         for n, ids in enumerate(together)
     ]
     columns = [
-        one.view(np.int64) if size is None else (1 + one % np.uint64(size - 1)).astype(np.int32)
-        for one, size in zip(prints, buckets, strict=True)
+        fingerprint.view(np.int64)
+        if size is None
+        else (1 + fingerprint % np.uint64(size - 1)).astype(np.int32)
+        for fingerprint, size in zip(prints, buckets, strict=True)
     ]
     schema = Schema(
         features=tuple(
@@ -97,7 +99,7 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
     for first in range(0, len(query), INTERVAL_ROWS):
         part = slice(first, first + INTERVAL_ROWS)
         publish_rows(folder, schema, ids[part], label[part], query[part], first, time[part])
-    np.save(folder / "distinct.npy", [len(np.unique(one)) for one in together])
+    np.save(folder / "distinct.npy", [len(np.unique(feature_ids)) for feature_ids in together])
     return folder
 
 
@@ -144,13 +146,13 @@ def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, 
 
 def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
     """A run's bytes, and its logloss against another one's."""
-    own, base = read_run(run), read_run(against)
-    change = compare(base.metrics, own.metrics).loc["logloss"]
+    result, base = read_run(run), read_run(against)
+    change = compare(base.metrics, result.metrics).loc["logloss"]
     return {
         **{"seed": seed, "policy": policy, "share": share},
         "bytes": table_size(run)[0] + map_bytes(run),
-        "logloss": own.number("logloss"),
-        "examples_per_second": own.number("examples_per_second"),
+        "logloss": result.number("logloss"),
+        "examples_per_second": result.number("examples_per_second"),
         **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
     }
 
@@ -168,14 +170,14 @@ def measure_seed(
         return path
 
     def keep(policy: str, share: float, run: Path, against: Path) -> None:
-        kept(folder / f"{run.name}.json", lambda: describe(seed, policy, share, run, against))
+        cached_json(folder / f"{run.name}.json", lambda: describe(seed, policy, share, run, against))
 
     growing = log("growing", (None,) * len(FEATURES))
-    distinct = [int(one) for one in np.load(growing / "distinct.npy")]
+    distinct = [int(number) for number in np.load(growing / "distinct.npy")]
     unbounded = train_once(folder, "unbounded", growing, seed, {"capacity": 2**24})
     keep("unbounded", 1.0, unbounded, unbounded)
     for share in shares:
-        sizes = [max(2, round(share * one)) for one in distinct]
+        sizes = [max(2, round(share * number)) for number in distinct]
         capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
         for policy in policies:
             ids = {**capacities, "eviction": {"policy": policy}}
@@ -186,7 +188,7 @@ def measure_seed(
         tables, count = table_size(best)
         # As many buckets as fit into the memory that slots with their map take.
         more = (tables + map_bytes(best)) / tables * count / sum(sizes)
-        buckets = log(f"buckets-{share}", [round(one * more) for one in sizes])
+        buckets = log(f"buckets-{share}", [round(size * more) for size in sizes])
         keep("buckets", share, train_once(folder, f"buckets-{share}", buckets, seed, {}), best)
         shutil.rmtree(buckets)
 
@@ -204,14 +206,14 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
             if policy != "buckets":
                 points.append((whole["bytes"] / 1e6, whole["logloss"]))
-            for one in axes if policy != "none" else axes[:1]:
-                one.plot(*zip(*points, strict=True), f"C{number}o-", markersize=4, label=policy)
+            for panel in axes if policy != "none" else axes[:1]:
+                panel.plot(*zip(*points, strict=True), f"C{number}o-", markersize=4, label=policy)
         sizes = sorted({round(line["bytes"] / 1e6, 1) for line in first if line["policy"] != "none"})
-        for one in axes:
-            one.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
-            one.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
-            one.set_xticks(sizes, [str(size) for size in sizes])
-            one.minorticks_off()
+        for panel in axes:
+            panel.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
+            panel.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
+            panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.minorticks_off()
         axes[1].set_title("without none")
         axes[0].legend()
         figure.savefig(path, format="svg", metadata={"Date": None})
@@ -227,16 +229,16 @@ def report(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault(f"{line['policy']}, slots / ids {line['share']:.4g}", []).append(line)
-    found = {}
-    for name, own in groups.items():
-        change = [100 * (line["logloss"] / base[line["seed"]] - 1) for line in own]
-        found[name] = {
-            "megabytes": float(np.mean([line["bytes"] for line in own])) / 1e6,
-            "logloss": f"{np.mean([line['logloss'] for line in own]):.5f}",
+    results = {}
+    for name, runs in groups.items():
+        change = [100 * (line["logloss"] / base[line["seed"]] - 1) for line in runs]
+        results[name] = {
+            "megabytes": float(np.mean([line["bytes"] for line in runs])) / 1e6,
+            "logloss": f"{np.mean([line['logloss'] for line in runs]):.5f}",
             "against_unbounded": f"{np.mean(change):+.3f}% ({min(change):+.3f}% to {max(change):+.3f}%)",
-            "paired_intervals": [f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in own],
+            "paired_intervals": [f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in runs],
         }
-    return {"ids": found}
+    return {"ids": results}
 
 
 def measure(

@@ -22,11 +22,13 @@ def main(log: Path, config: Path, run: Path) -> dict[str, int]:
     with open_session(log, content, run, process=Process(join(read_place(), 600.0))) as session:
         session.advance(partial=True)
         maps = session.run.state.tables.id_maps.values()
-        arrays = [array for one in maps for name, array in one.to_arrays().items() if name in DIVIDED_ARRAYS]
+        arrays = [
+            array for id_map in maps for name, array in id_map.to_arrays().items() if name in DIVIDED_ARRAYS
+        ]
         return {
-            "ids": sum(len(one.occupants().rows) for one in maps),
+            "ids": sum(len(id_map.occupants().rows) for id_map in maps),
             "entries": sum(map(len, arrays)),
-            "bytes": sum(one.nbytes for one in maps),
+            "bytes": sum(id_map.nbytes for id_map in maps),
         }
 
 

@@ -64,7 +64,7 @@ def of_groups(devices: int) -> dict[str, dict[str, float]]:
     shapes = [shape for layer in reference_layers() for shape in layer]
     layout = lay_out(ShampooOptions(), shapes)
     elements = [math.prod(stack.block) for stack in layout.stacks for _ in range(stack.count)]
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     whole, _ = of_member(shapes, 0, 1)
     for size in (size for size in range(1, devices + 1) if devices % size == 0):
         members = [of_member(shapes, rank, size) for rank in range(size)]
@@ -72,14 +72,14 @@ def of_groups(devices: int) -> dict[str, dict[str, float]]:
         most = max(
             sum(n for n, owner in zip(elements, greedy, strict=True) if owner == rank) for rank in range(size)
         )
-        found[f"{devices // size} of {size}"] = {
+        results[f"{devices // size} of {size}"] = {
             "state_mb": max(state for state, _ in members) / MEGA,
             "formula_state_mb": whole / size / MEGA,
             "buffer_mb": size * max(sent for _, sent in members) / MEGA,
             "formula_buffer_mb": size * most * FLOAT / MEGA if size > 1 else 0.0,
             "sent_mb": (size - 1) * max(sent for _, sent in members) / MEGA,
         }
-    return found
+    return results
 
 
 def stages_of(costs: Sequence[float], stages: int) -> list[int]:

@@ -27,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 from reference import publish_rows
-from runner import kept, main
+from runner import cached_json, main
 from scipy.stats import kendalltau
 
 from ctr.config import apply_settings, parse_model
@@ -124,8 +124,8 @@ class Bench:
 
     def config(self, mode: str, seed: int, **changes: Any) -> SearchConfig:
         content = {"mode": mode, **self.controller, **changes}
-        given = {"space": SPACE, "target": self.target, "seed": seed, "controller": content}
-        return parse_model(SearchConfig, given, "benchmark")
+        settings = {"space": SPACE, "target": self.target, "seed": seed, "controller": content}
+        return parse_model(SearchConfig, settings, "benchmark")
 
     @property
     def step(self) -> SharedStep:
@@ -163,11 +163,11 @@ class Bench:
     def _first_weights(self, choice: Choice, seed: int) -> dict[str, np.ndarray]:
         """The beginning of a run of a candidate alone, in the places that its masks leave."""
         config = self.space.apply(self.base, choice)
-        kept = {name: min(width, 12) for name, width in config.model.widths.items()}
+        widths = {name: min(width, 12) for name, width in config.model.widths.items()}
         columns, begin = [], 0
         for layout in self.layouts:
             for feature in layout.features:
-                columns += range(begin, begin + kept[feature.name])
+                columns += range(begin, begin + widths[feature.name])
                 begin += layout.width
         network = make_experts(config.model, config.objective, "float32", ()).network
         small = init_weights(network, {"quality": len(columns)}, seed)
@@ -196,8 +196,10 @@ class Bench:
         self.step.state.restore(weights)
         ramps, feeds = self.largest.ramps_at(self.rows), self.feeds[self.held_back :]
         return [
-            float(np.mean([batch_loss(feed, self.step.score_by(one, feed, ramps).logit) for feed in feeds]))
-            for one in self.every
+            float(
+                np.mean([batch_loss(feed, self.step.score_by(choice, feed, ramps).logit) for feed in feeds])
+            )
+            for choice in self.every
         ]
 
     def search(self, mode: str, seed: int) -> dict[str, Any]:
@@ -206,9 +208,9 @@ class Bench:
         config = self.config("penalty" if mode == "fair" else mode, seed, **changes)
         folder = self.out / "supernets" / self.name / f"{mode}-{seed}"
         base = self.prefix.model_copy(update={"seed": seed})
-        found = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
+        result = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
         losses = self.shared(folder / "run")
-        return {"choice": self.every.index(found.choice), "passes": found.passes, "losses": losses}
+        return {"choice": self.every.index(result.choice), "passes": result.passes, "losses": losses}
 
 
 def interval(values: Sequence[float], seed: int = 0) -> str:
@@ -233,14 +235,14 @@ def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[st
     """A row for each kind of search, and one for random search at equal passes."""
     means, allowed = alone.mean(axis=1), bench.costs <= bench.target
     order, best = np.argsort(np.argsort(means)) + 1, means[allowed].min()
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for mode, runs in searches.items():
         chosen = np.array([run["choice"] for run in runs])
         # The controller of a fair supernet has no preference: the best by the shared weights is taken.
         if mode == "fair":
             chosen = np.array([np.argmin(np.where(allowed, run["losses"], np.inf)) for run in runs])
         passes = float(np.mean([run["passes"] for run in runs]))
-        found[mode] = {
+        rows[mode] = {
             "tau of each seed": [round(float(kendalltau(run["losses"], means)[0]), 2) for run in runs],
             "rank": order[chosen].tolist(),
             "above target": float(np.mean(~allowed[chosen])),
@@ -251,11 +253,11 @@ def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[st
         count = max(1, math.floor(passes / bench.costs[allowed].mean()))
         regrets = random_regret(alone, allowed, count)
         low, high = np.percentile(regrets, [2.5, 97.5])
-        found[f"random beside {mode}, {count} alone"] = {
+        rows[f"random beside {mode}, {count} alone"] = {
             "regret": f"{regrets.mean():.4f}, of single searches {low:.4f} to {high:.4f}",
             "passes": count * float(bench.costs[allowed].mean()),
         }
-    return found
+    return rows
 
 
 def measure(
@@ -272,7 +274,7 @@ def measure(
     alone = np.array(
         [
             [
-                kept(out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s))
+                cached_json(out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s))
                 for seed in ALONE_SEEDS
             ]
             for at, choice in enumerate(bench.every)
@@ -281,7 +283,7 @@ def measure(
     folder = out / "searches" / bench.name
     searches = {
         mode: [
-            kept(folder / f"{mode}-{seed}.json", lambda m=mode, s=seed: bench.search(m, s))
+            cached_json(folder / f"{mode}-{seed}.json", lambda m=mode, s=seed: bench.search(m, s))
             for seed in range(1, seeds + 1)
         ]
         for mode in modes

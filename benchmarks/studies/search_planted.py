@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 from reference import publish_rows
-from runner import kept, main
+from runner import cached_json, main
 
 from ctr.config import apply_settings, parse_model
 from ctr.data.features import Category
@@ -79,16 +79,16 @@ class Planted:
         Effects of other features are averaged over what they may be: any, or, of b, mostly that of its copy.
         """
         rows = slice(0, 4000)
-        known = {"a", *features}
+        seen = {"a", *features}
         count = len(self._logit[rows])
         logit = np.full((draws, count), -1.5)
         rng = np.random.default_rng(0)
         for name, effects in self._effects.items():
-            if name in known:
+            if name in seen:
                 logit += effects[self._ids[name][rows]]
                 continue
             drawn = rng.integers(1, EFFECT_IDS, (draws, count))
-            if name == "b" and "b_copy" in known:
+            if name == "b" and "b_copy" in seen:
                 drawn = np.where(rng.random((draws, count)) < COPIED, self._ids["b_copy"][rows], drawn)
             logit += effects[drawn]
         predicted = (1 / (1 + np.exp(-logit))).mean(axis=0)
@@ -118,24 +118,24 @@ def search(
     """One search, and how it ended."""
     space = space_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark"))
     cost = cost_of(space, BASE, counted(log, "training"))
-    planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
+    planted = next(choice for choice in space.candidates() if features_of(space, choice) == world.optimum)
     # Operations for an example depend a little on which ids a batch has.
     target = 1.001 * slack * cost(planted)
-    given = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
-    config = parse_model(SearchConfig, given, "benchmark")
+    settings = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
+    config = parse_model(SearchConfig, settings, "benchmark")
     base = BASE.model_copy(update={"seed": seed})
-    found = search_supernet(config, space, cost, base, log, out, lambda line: None)
-    allowed = [one for one in space.candidates() if cost(one) <= target]
-    losses = {one: world.logloss(features_of(space, one)) for one in allowed}
+    result = search_supernet(config, space, cost, base, log, out, lambda line: None)
+    allowed = [choice for choice in space.candidates() if cost(choice) <= target]
+    losses = {choice: world.logloss(features_of(space, choice)) for choice in allowed}
     first, second = sorted(losses.values())[:2]
     return {
-        "planted": found.choice == planted,
+        "planted": result.choice == planted,
         "is_optimum": losses[planted] == first,
         "margin": second - first,
-        "regret": world.logloss(features_of(space, found.choice)) - first,
-        "features": sorted(features_of(space, found.choice)),
-        "cost": cost(found.choice) / target,
-        "passes": found.passes,
+        "regret": world.logloss(features_of(space, result.choice)) - first,
+        "features": sorted(features_of(space, result.choice)),
+        "cost": cost(result.choice) / target,
+        "passes": result.passes,
     }
 
 
@@ -151,25 +151,25 @@ def measure(
     changes = apply_settings({}, set)
     names = "-".join([str(rows), *set])
 
-    def one(mode: str, times: float, seed: int) -> dict[str, Any]:
+    def run_search(mode: str, times: float, seed: int) -> dict[str, Any]:
         world = Planted(rows, seed)
         with tempfile.TemporaryDirectory() as folder:
             log = world.publish(Path(folder) / "log")
             return search(log, Path(folder) / "out", {**changes, "mode": mode}, seed, times, world)
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     margins: list[float] = []
     for times in slack:
         for mode in modes:
             runs = [
-                kept(
+                cached_json(
                     out / f"{names}-{mode}-{times:g}-{seed}.json",
-                    lambda m=mode, t=times, s=seed: one(m, t, s),
+                    lambda m=mode, t=times, s=seed: run_search(m, t, s),
                 )
                 for seed in range(1, seeds + 1)
             ]
             margins += [run["margin"] for run in runs if run["is_optimum"]]
-            found[f"{mode}, target {times:g} of the optimum's cost"] = {
+            results[f"{mode}, target {times:g} of the optimum's cost"] = {
                 "optimum found": f"{sum(run['planted'] for run in runs)} of {len(runs)}",
                 "above target": sum(run["cost"] > 1 for run in runs),
                 "cost over target": float(np.mean([run["cost"] for run in runs])),
@@ -178,7 +178,7 @@ def measure(
                 "worlds in which another candidate is better": sum(not run["is_optimum"] for run in runs),
             }
     return {
-        "searches": found,
+        "searches": results,
         "margin to the second best": [min(margins, default=None), max(margins, default=None)],
     }
 

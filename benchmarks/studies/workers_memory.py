@@ -39,13 +39,13 @@ def peaks(folder: Path, rows: int, workers: int) -> list[int]:
 
 def tables(folder: Path, rows: int, workers: tuple[int, ...]) -> dict[str, Any]:
     """The peaks with tables of so many rows, and what of it they cost."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for number in workers:
         large, small = (peaks(folder, size, number) for size in (rows, FEW))
         cost = max(a - b for a, b in zip(large, small, strict=True))
-        found[str(number)] = {"peak_mib": max(large) / 2**20, "of_tables_mib": cost / 2**20}
+        results[str(number)] = {"peak_mib": max(large) / 2**20, "of_tables_mib": cost / 2**20}
     # Weights of the width, a linear weight, and an accumulator of each.
-    return {"tables_with_accumulators_mib": FEATURES * rows * (WIDTH + 1) * 4 * 2 / 2**20, "workers": found}
+    return {"tables_with_accumulators_mib": FEATURES * rows * (WIDTH + 1) * 4 * 2 / 2**20, "workers": results}
 
 
 def maps(folder: Path, examples: int, workers: tuple[int, ...]) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def maps(folder: Path, examples: int, workers: tuple[int, ...]) -> dict[str, Any
     log = make_log(folder / "log", examples, size)
     ids = {"capacity": max(examples // 64, 2), "admission": {"rule": "count", "count": 2}}
     config = write_config(folder / "config.yaml", CHANGES | {"ids": ids}, BATCH)
-    found = {}
+    results = {}
     for number in workers:
         command = [FOLDER / "studies/map_worker.py", log, config, folder / f"run-{number}"]
-        ended = [one.result for one in run_python(command, number, threads=1)]
-        found[str(number)] = {name: max(one[name] for one in ended) for name in ended[0]}
-    return {"workers": found}
+        ended = [process.result for process in run_python(command, number, threads=1)]
+        results[str(number)] = {name: max(result[name] for result in ended) for name in ended[0]}
+    return {"workers": results}
 
 
 def measure(
@@ -67,13 +67,13 @@ def measure(
 ) -> dict[str, Any]:
     """Tables or maps, by the number of workers, with shares of what the first number has."""
     with tempfile.TemporaryDirectory() as folder:
-        found = maps(Path(folder), examples, workers) if map else tables(Path(folder), rows, workers)
-    rows_of, base = found["workers"], next(iter(found["workers"].values()))
+        results = maps(Path(folder), examples, workers) if map else tables(Path(folder), rows, workers)
+    rows_of, base = results["workers"], next(iter(results["workers"].values()))
     shares = {
         number: {f"{name}_share": value / base[name] for name, value in row.items()}
         for number, row in rows_of.items()
     }
-    return {**found, "workers": {number: row | shares[number] for number, row in rows_of.items()}}
+    return {**results, "workers": {number: row | shares[number] for number, row in rows_of.items()}}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from own import benchmark_config
+from ctr_model import benchmark_config
 from reference import ADAGRAD, Size, make_log
 from runner import main
 
@@ -103,15 +103,15 @@ def measure(
 
 def column_bytes(files: list[Path]) -> dict[str, int]:
     """The bytes on the disk, of ids and of all other columns."""
-    found = {IDS: 0, "others": 0}
+    sizes = {IDS: 0, "others": 0}
     for path in files:
         metadata = pq.ParquetFile(path).metadata
         for group in range(metadata.num_row_groups):
             for number in range(metadata.num_columns):
                 column = metadata.row_group(group).column(number)
                 is_id = column.path_in_schema.partition(".")[0] == IDS
-                found[IDS if is_id else "others"] += column.total_compressed_size
-    return found
+                sizes[IDS if is_id else "others"] += column.total_compressed_size
+    return sizes
 
 
 if __name__ == "__main__":

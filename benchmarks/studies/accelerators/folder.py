@@ -78,9 +78,9 @@ def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
     """The step as an artifact of StableHLO, for any platform and for later versions of jax; and what it returns."""
     module = module_of(lowered.hlo)
     with module.context:
-        (main,) = [one for one in module.body.operations if one.name.value == "main"]
+        (main,) = [operation for operation in module.body.operations if operation.name.value == "main"]
         # Whose memory is used anew the runner says, and shapes are static.
-        for name in [one for one in module.operation.attributes if one.startswith("mhlo.")]:
+        for name in [attribute for attribute in module.operation.attributes if attribute.startswith("mhlo.")]:
             del module.operation.attributes[name]
         return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
 
@@ -112,8 +112,13 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
     rules = {name: getattr(options, name) for name in names}
     rules |= {name: getattr(options.roots, name) for name in ("early_growth", "drift_bound")}
     factors = [
-        {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": 1 / one.order}
-        for one in core.layout.factors
+        {
+            "name": f"shampoo/{factor.name}",
+            "count": factor.count,
+            "size": factor.size,
+            "exponent": 1 / factor.order,
+        }
+        for factor in core.layout.factors
     ]
     return {"options": rules, "factors": factors}
 
@@ -147,7 +152,9 @@ def write_folder(
         built = write_program(folder, name, kind, size, merged(changes, DAMPED))
         # Those of all kinds are the same.
         weights |= {
-            key: one.numpy() for key, one in built.state.variables().items() if key.startswith("dense/")
+            key: variable.numpy()
+            for key, variable in built.state.variables().items()
+            if key.startswith("dense/")
         }
         write_expected(folder, name, built, steps)
         checked.append(name)

@@ -33,7 +33,10 @@ def touched_bytes(built: Built) -> dict[str, float]:
         for name, variable in state.dense_optimizer.variables.items()
         if not name.endswith(("/total", "/window"))
     )
-    model, width = built.config.model, sum(len(one.features) * one.features[0].width for one in state.layouts)
+    model, width = (
+        built.config.model,
+        sum(len(layout.features) * layout.features[0].width for layout in state.layouts),
+    )
     numbers = width * (1 + 2 * model.crosses.layers) + model.crosses.rank * model.crosses.layers
     numbers += 2 * sum(model.deep.units)
     size = 2 if built.config.compute_dtype == "bfloat16" else FLOAT

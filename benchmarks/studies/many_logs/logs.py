@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
-from runner import kept
+from runner import cached_json
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
@@ -134,8 +134,8 @@ class Log:
             probability[truth.column("example_id").to_numpy()] = truth.column("probability").to_numpy()
             probability = probability[rows.example_id]
         ids = np.empty(rows.ids.shape, np.int32)
-        for place, column in enumerate(rows.ids.T):
-            ids[:, place] = _numbered(column)
+        for number, column in enumerate(rows.ids.T):
+            ids[:, number] = _numbered(column)
         return ExactLog(
             tuple(schema.single_valued),
             ids,
@@ -189,7 +189,7 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
             "features": len(exact.features) + len(exact.multivalent),
         }
 
-    return Log(source, folder, kept(folder / "log.json", make))
+    return Log(source, folder, cached_json(folder / "log.json", make))
 
 
 def _numbered(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from processes import run_command
-from runner import kept
+from runner import cached_json
 
 from ctr.config import apply_settings, parse_model
 from ctr.eval.progressive import ProgressiveMetrics
@@ -88,7 +88,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
 
 def results(log: Log, system: str, out: Path) -> list[Result]:
     """Returns what a system does on a log; passes that are missing are made. One that fails is named and left out."""
-    found = []
+    finished = []
     for setting, run in passes(log, system).items():
         name = f"{log.folder.name}-{system}-{re.sub('[^a-z0-9.]+', '_', setting)}"
         states = out / f"{name}.npz"
@@ -105,14 +105,14 @@ def results(log: Log, system: str, out: Path) -> list[Result]:
             return record
 
         try:
-            found.append(Result(setting, kept(out / f"{name}.json", compute), states))
+            finished.append(Result(setting, cached_json(out / f"{name}.json", compute), states))
         except (InputError, SystemExit) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
-    return found
+    return finished
 
 
 def _train_by_command(log: Path, sets: Sequence[str], scratch: Path) -> ProgressiveMetrics:
-    settings = [word for one in (*sets, "record_predictions=false") for word in ("--set", one)]
+    settings = [word for setting in (*sets, "record_predictions=false") for word in ("--set", setting)]
     run_command("train", log, "--out", scratch / "run", "-q", *settings)
     return read_run(scratch / "run").metrics
 

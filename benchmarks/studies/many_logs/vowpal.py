@@ -86,21 +86,21 @@ def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _lines(log: ExactLog, first: int, last: int) -> pa.Array:
     parts: list[pa.Array] = []
-    for place in range(len(log.features)):
-        ids = log.ids[first:last, place]
+    for number in range(len(log.features)):
+        ids = log.ids[first:last, number]
         parts.append(_tokens(ids))
     for values, offsets in log.multivalent.values():
         begin, end = int(offsets[first]), int(offsets[last])
-        own = pa.array(offsets[first : last + 1] - begin, pa.int32())
-        parts.append(pc.binary_join(pa.ListArray.from_arrays(own, _tokens(values[begin:end])), " "))
+        starts = pa.array(offsets[first : last + 1] - begin, pa.int32())
+        parts.append(pc.binary_join(pa.ListArray.from_arrays(starts, _tokens(values[begin:end])), " "))
     headed = [pc.binary_join_element_wise(f"|{NAMESPACES[n]}", part, " ") for n, part in enumerate(parts)]
     return pc.binary_join_element_wise(*headed, " ")
 
 
 def _tokens(ids: npt.NDArray[np.int32]) -> pa.Array:
     # With a letter: a bare number would be taken for a place in the table and not be hashed.
-    distinct, place = np.unique(ids, return_inverse=True)
-    return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(place))
+    distinct, index = np.unique(ids, return_inverse=True)
+    return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(index))
 
 
 def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]:
@@ -116,14 +116,14 @@ def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]
     out = text.with_suffix(".predictions")
     workspace = Workspace(f"--loss_function logistic {settings} -d {text} -p {out} --quiet --no_stdin")
     workspace.finish()
-    found = np.fromstring(out.read_text(), np.float64, sep="\n")
+    logits = np.fromstring(out.read_text(), np.float64, sep="\n")
     out.unlink()
     sizes = np.diff(log.query_begins)
-    shown = np.where(sizes == 1, 1, 2 * sizes)
-    if len(found) != shown.sum():
-        raise SystemExit(f"vowpalwabbit {settings}: {len(found)} predictions for {shown.sum()} lines")
-    begins = np.cumsum(shown) - shown
-    return found[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]
+    line_counts = np.where(sizes == 1, 1, 2 * sizes)
+    if len(logits) != line_counts.sum():
+        raise SystemExit(f"vowpalwabbit {settings}: {len(logits)} predictions for {line_counts.sum()} lines")
+    begins = np.cumsum(line_counts) - line_counts
+    return logits[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]
 
 
 def version() -> str:

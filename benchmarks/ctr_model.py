@@ -77,8 +77,8 @@ def make_model(
     batches = batches or reference_batches(size)
     begun = time.perf_counter()
     feeds = [
-        make_feed(one, layouts, size.batch, config.objective, tuple(families), ids=config.ids)
-        for one in batches
+        make_feed(batch, layouts, size.batch, config.objective, tuple(families), ids=config.ids)
+        for batch in batches
     ]
     feed_ms = 1000 * (time.perf_counter() - begun) / len(feeds)
     return Model(config, state, feeds, feed_ms, CompiledStep(state, config, jit=False).learn)
