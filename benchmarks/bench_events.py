@@ -10,13 +10,10 @@ also the simulator's raw strings, with --memory the peak for this log and for on
 """
 
 import logging
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import apache_beam as beam
 import numpy as np
@@ -39,28 +36,34 @@ HOUR_US, START_US = 3_600_000_000, 1_767_571_200_000_000
 ROWWISE_IMPRESSIONS = 20_000
 
 
-def mapping() -> EventMapping:
-    """The mapping of the events made here."""
+def mapping_content(partition: str, click_window: str, delay: str) -> dict[str, Any]:
+    """A mapping file's content for impressions with ``FEATURES`` categories of whole numbers, and their clicks."""
     keys = {
         "input": {"type": "parquet"},
         "time": {"column": "event_time", "unit": "us"},
         "arrival": {"column": "arrival_time", "unit": "us"},
         "impression_id": "impression_id",
     }
-    return EventMapping.model_validate(
-        {
-            "impressions": {**keys, "query_id": "query_id"},
-            "clicks": keys,
-            "partition": "1h",
-            "click_window": "30m",
-            "delay": "10m",
-            "sampling": {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}},
-            "features": [
-                {"name": f"f{number}", "kind": "category", "source": f"f{number}", "buckets": BUCKETS}
-                for number in range(FEATURES)
-            ],
-        }
-    )
+    names = [f"f{number}" for number in range(FEATURES)]
+    return {
+        "impressions": {**keys, "query_id": "query_id"},
+        "clicks": keys,
+        **{"partition": partition, "click_window": click_window, "delay": delay},
+        "features": [
+            {"name": name, "kind": "category", "source": name, "buckets": BUCKETS} for name in names
+        ],
+    }
+
+
+def mapping() -> EventMapping:
+    """The mapping of the events of this file, whose non-clicks are sampled."""
+    sampling = {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}}
+    return EventMapping.model_validate({**mapping_content("1h", "30m", "10m"), "sampling": sampling})
+
+
+def feature_columns(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+    """int64 [rows] of each feature, by Zipf's law."""
+    return {f"f{number}": random.zipf(ZIPF, rows) % (BUCKETS - 1) + 1 for number in range(FEATURES)}
 
 
 def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) -> int:
@@ -77,7 +80,7 @@ def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) 
             "query_id": number // PER_QUERY,
             "event_time": shown_at,
             "arrival_time": shown_at + rng.exponential(10e6, count).astype(np.int64),
-            **{f"f{number}": rng.zipf(ZIPF, count) % (BUCKETS - 1) + 1 for number in range(FEATURES)},
+            **feature_columns(rng, count),
         }
         clicked = rng.random(count) < CLICK_RATE
         moment = shown_at[clicked] + 1 + rng.exponential(60e6, clicked.sum()).astype(np.int64)

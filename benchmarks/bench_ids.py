@@ -9,7 +9,6 @@ TensorFlow's table uses several, which a training step would be without. Its lim
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 from pandas._libs.hashtable import Int64HashTable
-from runner import Numbers, compare, main
+from runner import Numbers, compare, main, processor_ms
 
 from ctr.training.ids.id_table import IdTable, mix
 
@@ -96,12 +95,6 @@ class OfTensorFlow(OfLibrary):
         return 16 * 2 ** int(np.ceil(np.log2(self.places / 0.8))) + 10 * self.places
 
 
-def worked_ms(call: Callable[[], object]) -> float:
-    begin = time.process_time()
-    call()
-    return 1000 * (time.process_time() - begin)
-
-
 def batches(
     random: np.random.Generator, table_ids: Ids, distinct: int, new: int, count: int
 ) -> list[tuple[Ids, Ids]]:
@@ -126,7 +119,7 @@ def tables(table_ids: Ids, batch_ids: list[tuple[Ids, Ids]]) -> dict[str, dict[s
     }
     built = {}
     for name, table in kinds.items():
-        build = worked_ms(lambda table=table: table.add(*table_ids))
+        build = processor_ms(lambda table=table: table.add(*table_ids))
         built[name] = {"build_seconds": build / 1000, "bytes_per_id": table.nbytes / len(table_ids[0])}
 
     def arm(table: Table) -> Callable[[], Numbers]:
@@ -134,8 +127,8 @@ def tables(table_ids: Ids, batch_ids: list[tuple[Ids, Ids]]) -> dict[str, dict[s
 
         def turn() -> Numbers:
             ids, fresh = next(rounds)
-            lookup_ms = worked_ms(lambda: table.find(*ids))
-            added = worked_ms(lambda: table.add(*fresh))
+            lookup_ms = processor_ms(lambda: table.find(*ids))
+            added = processor_ms(lambda: table.add(*fresh))
             return {
                 "lookup_ms": lookup_ms,
                 "add_ms": added,

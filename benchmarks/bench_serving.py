@@ -33,6 +33,8 @@ from ctr.training.config import TrainConfig
 FEATURES, UI_FEATURES, WIDTH = 26, 4, 16
 DIFFERENT_REQUESTS = 2000
 ROUNDS = 5
+SQUARE = 2048
+"""Rows of the large matrices whose product's rate is the limit."""
 MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
 Columns = dict[str, list[str]]
 
@@ -66,15 +68,11 @@ def draw_rows(rng: np.random.Generator, rows: int) -> Columns:
     return {f"c{n}": [f"v{value}" for value in values[n]] for n in range(FEATURES)}
 
 
-def different(rng: np.random.Generator, rows: int) -> "itertools.cycle[Columns]":
-    return itertools.cycle([draw_rows(rng, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
-
-
-def matmul_peak(compute_dtype: str, seconds: float, size: int = 2048) -> float:
+def matmul_peak(compute_dtype: str, seconds: float) -> float:
     """Floating-point operations a second of large matrix products."""
-    left, right = (tf.cast(tf.random.normal([size, size]), compute_dtype) for _ in range(2))
+    left, right = (tf.cast(tf.random.normal([SQUARE, SQUARE]), compute_dtype) for _ in range(2))
     product = tf.function(lambda: tf.matmul(left, right))
-    return 2 * size**3 / (repeat(lambda: product()[0, 0].numpy(), seconds)["p50_ms"] / 1000)
+    return 2 * SQUARE**3 / (repeat(lambda: product()[0, 0].numpy(), seconds)["p50_ms"] / 1000)
 
 
 def operations(scorer: Scorer, tower: str) -> int:
@@ -100,7 +98,8 @@ def paired_rows(ads: Columns, treatments: Columns) -> Columns:
 
 def predict(scorer: Scorer, rows: int, peak: float, seconds: float) -> dict[str, float]:
     """Batches of so many raw rows."""
-    raw = different(np.random.default_rng(1), rows)
+    random = np.random.default_rng(1)
+    raw = itertools.cycle([draw_rows(random, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
     times = repeat(lambda: scorer.predict(next(raw)), seconds, 10)
     limit = 1000 * rows * operations(scorer, "quality") / peak
     rate, share = 1000 * rows / times["p50_ms"], limit / times["p50_ms"]

@@ -1,12 +1,9 @@
 """The model of this project as benchmarks run it: its steps on feeds that are made beforehand."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_config, reference_schema

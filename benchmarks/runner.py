@@ -27,6 +27,9 @@ from scipy import stats
 
 from ctr.io.files import write_atomic_bytes
 
+# Of a benchmark that loads TensorFlow, which comes after this module.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 Numbers = Mapping[str, float]
 Arm = Callable[[], Numbers]
 Results = Mapping[str, Any]
@@ -120,6 +123,13 @@ def timed(work: Callable[[], object], count: int = 1) -> Arm:
     return turn
 
 
+def processor_ms(work: Callable[[], object]) -> float:
+    """Returns the processor time of some work, over all threads."""
+    begun = time.process_time()
+    work()
+    return 1000 * (time.process_time() - begun)
+
+
 def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[str, float]:
     """Returns the shortest time, the median, the 99th percentile and the mean processor time of calls, in ms.
 
@@ -172,6 +182,12 @@ def environment() -> dict[str, Any]:
         "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
         "versions": versions,
     }
+
+
+def check_names(kind: str, names: Sequence[str], allowed: Sequence[str]) -> None:
+    """Ends the program if one of the names is not allowed."""
+    if unknown := [name for name in names if name not in allowed]:
+        raise SystemExit(f"error: no {kind} {unknown[0]!r}; there are {'; '.join(allowed)}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -255,11 +271,8 @@ def main(measure: Callable[..., Results], quick: Mapping[str, Any], prints: bool
     )
     arguments = vars(parser.parse_args())
     file, is_quick = arguments.pop("json"), arguments.pop("quick")
-    options = (
-        {key: parameter.default for key, parameter in parameters.items()}
-        | (quick if is_quick else {})
-        | arguments
-    )
+    options = {key: parameter.default for key, parameter in parameters.items()}
+    options |= {**(quick if is_quick else {}), **arguments}
     around = environment()
     begun = time.perf_counter()
     results = measure(**options)

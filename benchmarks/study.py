@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in names:
         raise SystemExit(f"usage: study.py NAME [--OPTION VALUE ...], NAME being one of {', '.join(names)}")
     sys.path.append(str(STUDIES))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STUDIES), os.environ.get("PYTHONPATH")]))
     sys.argv = [str(STUDIES / f"{arguments[0]}.py"), *arguments[1:]]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -38,8 +38,8 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3859,
-    "benchmarks/studies": 5063,
+    "benchmarks": 3776,
+    "benchmarks/studies": 4934,
     "ctr": 1778,
     "ctr/api": 410,
     "ctr/config": 780,
@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7220,
     "pipelines": 8365,
-    "tests": 52466,
+    "tests": 52465,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -30,6 +30,7 @@ SCOPES = (
 OTHER = "none of them"
 LARGEST_OPERATIONS = 12
 _OPERATION = re.compile(r"^([\w./>-]+):(\w+)$")
+"""An operation of the graph in a trace: its name, a colon, and its type."""
 _NUMBER = re.compile(r"_\d+$")
 _GRADIENT = "gradient_tape"
 
@@ -54,7 +55,7 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
             name = names[event.metadata_id]
             if name.startswith("EagerLocalExecute: __inference_"):
                 graph += event.duration_ps / 1e9
-            elif is_operation(name := _called(name, event, facts)):
+            elif _OPERATION.match(name := _called(name, event, facts)):
                 events.append((event.offset_ps, event.duration_ps, name))
         for name, picoseconds in exclusive_times(events):
             operations[name] += picoseconds / 1e9
@@ -67,11 +68,6 @@ def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> st
         return name
     texts = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
     return f"{texts.get('name')}:{texts.get('kernel_type')}"
-
-
-def is_operation(name: str) -> bool:
-    """Returns whether an event of a trace is an operation of the graph: its name, a colon, and its type."""
-    return _OPERATION.match(name) is not None
 
 
 def part_of(name: str) -> tuple[str, str]:

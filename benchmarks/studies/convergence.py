@@ -19,7 +19,6 @@ prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
 import gc
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -29,8 +28,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -57,7 +54,7 @@ from convergence_settings import (
     dense_settings,
     train_config,
 )
-from runner import cached_json, main
+from runner import cached_json, check_names, main
 
 from ctr.config import load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
@@ -403,10 +400,7 @@ def measure(
     small: bool = False,
 ) -> dict[str, Any]:
     """The simulated logs, or MIND; ``small`` shows that it works."""
-    if unknown := [name for name in optimizers if name not in OPTIMIZERS]:
-        raise SystemExit(
-            f"convergence.py: error: no optimizer {unknown[0]}; there are {', '.join(OPTIMIZERS)}"
-        )
+    check_names("optimizer", optimizers, tuple(OPTIMIZERS))
     out.mkdir(parents=True, exist_ok=True)
     if mind is not None:
         return on_mind(out, mind, batches, small)

@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from many_logs.logs import SOURCES, Log, absent, obtain_log
 from many_logs.systems import SYSTEMS, Result, results
-from runner import main
+from runner import check_names, main
 
 from ctr.eval.compare import compare
 
@@ -137,12 +135,8 @@ def measure(
     rows: int | None = None,
 ) -> dict[str, Any]:
     """The table of all logs; of simulated ones at most so many rows."""
-    for what, names, allowed in (
-        ("log", only, [source.name for source in SOURCES]),
-        ("system", systems, SYSTEMS),
-    ):
-        if unknown := [name for name in names if name not in allowed]:
-            raise SystemExit(f"defaults.py: error: no {what} {unknown[0]}; there are {', '.join(allowed)}")
+    check_names("log", only, [source.name for source in SOURCES])
+    check_names("system", systems, SYSTEMS)
     ready = []
     for source in SOURCES:
         if source.name in only:

@@ -54,15 +54,9 @@ def pass_speed(rows: int, workers: int, threads: int) -> float:
         return speed_of_command(log, config, folder / "run", workers, threads)["examples_per_second"]
 
 
-def feature_speed(features: int) -> float:
-    """Examples a second of the step with so many features."""
-    return step_row(replace(REFERENCE, features=features, buckets=10_000))["examples_per_second"]
-
-
-def id_speed(ids: int) -> float:
-    """Examples a second of the step with so many rows in its tables."""
-    size = replace(REFERENCE, buckets=ids // REFERENCE.features, width=4)
-    return step_row(size)["examples_per_second"]
+def step_speed(**changes: int) -> float:
+    """Examples a second of the step of the reference model with changes to its size."""
+    return step_row(replace(REFERENCE, **changes))["examples_per_second"]
 
 
 def draw(by_axis: Mapping[str, Speeds], path: Path) -> None:
@@ -94,8 +88,8 @@ def measure(
     threads = os.cpu_count() or 1
     axes: dict[str, tuple[tuple[int, ...], Callable[[int], float]]] = {
         "rows": (rows, lambda number: pass_speed(number, 1, threads)),
-        "features": (features, feature_speed),
-        "ids": (ids, id_speed),
+        "features": (features, lambda number: step_speed(features=number, buckets=10_000)),
+        "ids": (ids, lambda number: step_speed(buckets=number // REFERENCE.features, width=4)),
         "workers": (workers, lambda number: pass_speed(500_000, number, 1)),
     }
     by_axis: dict[str, dict[int, float]] = {}

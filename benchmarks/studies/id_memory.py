@@ -20,13 +20,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from reference import INTERVAL_ROWS, publish_rows
+from reference import SLATE, category_schema, publish_log
 from runner import cached_json, main
 
 from ctr.config import parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
@@ -35,7 +32,6 @@ from ctr.training.ids.id_map import id_arrays, make_id_maps
 from ctr.training.run.directory import read_run_model
 from ctr.training.session import train
 
-QUERY_ROWS = 4
 DAY = 86_400_000_000
 DAYS = 30
 FEATURES = ("user", "item", "term")
@@ -69,10 +65,10 @@ def draw_ids(
 def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) -> Path:
     """Writes a log whose rows depend on ``rows`` and ``seed`` alone; without buckets ids grow."""
     random = np.random.default_rng(seed)
-    queries = rows // QUERY_ROWS
-    users = np.repeat(draw_ids(random, queries, rows, 0.15), QUERY_ROWS)
-    items = draw_ids(random, queries * QUERY_ROWS, rows // 2, 0.1)
-    terms = draw_ids(random, queries * QUERY_ROWS, 3 * rows, 0.05, 2.0)
+    queries = rows // SLATE
+    users = np.repeat(draw_ids(random, queries, rows, 0.15), SLATE)
+    items = draw_ids(random, queries * SLATE, rows // 2, 0.1)
+    terms = draw_ids(random, queries * SLATE, 3 * rows, 0.05, 2.0)
     together = users, items, terms
     effects = [1.2 * random.standard_normal(int(ids.max()) + 1)[ids] for ids in together]
     logit = sum(effects) - 2.2
@@ -87,18 +83,8 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
         else (1 + fingerprint % np.uint64(size - 1)).astype(np.int32)
         for fingerprint, size in zip(prints, buckets, strict=True)
     ]
-    schema = Schema(
-        features=tuple(
-            Category(name=name, source=name, buckets=size, width=WIDTH)
-            for name, size in zip(FEATURES, buckets, strict=True)
-        )
-    )
-    create_log(folder, schema)
-    query = np.arange(len(users)) // QUERY_ROWS
-    time, ids = query * (DAYS * DAY // queries), np.stack(columns, axis=1)
-    for first in range(0, len(query), INTERVAL_ROWS):
-        part = slice(first, first + INTERVAL_ROWS)
-        publish_rows(folder, schema, ids[part], label[part], query[part], first, time[part])
+    schema = category_schema(dict(zip(FEATURES, buckets, strict=True)), width=WIDTH)
+    publish_log(folder, schema, np.stack(columns, axis=1), label, DAYS * DAY // queries)
     np.save(folder / "distinct.npy", [len(np.unique(feature_ids)) for feature_ids in together])
     return folder
 

@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import tensorflow as tf
-from reference import MODEL, REFERENCE
+from reference import dense_shapes, reference_layers
 from runner import main
 
 from ctr.optim.shampoo.assignment import balanced, block_cost
@@ -26,14 +26,6 @@ from ctr.optim.shampoo.placement import Mesh, ranks_of
 FLOAT = 4
 MEGA = 1e6
 Shape = tuple[int, ...]
-
-
-def reference_layers() -> list[list[Shape]]:
-    """The shapes of the weights of each layer, in the order of the work."""
-    width, rank = REFERENCE.features * REFERENCE.width, MODEL["crosses"]["rank"]
-    crosses = [[(width, rank), (rank, width), (width,)]] * MODEL["crosses"]["layers"]
-    sizes = [width, *MODEL["deep"]["units"], 1]
-    return crosses + [[(inputs, units), (units,)] for inputs, units in pairwise(sizes)]
 
 
 class Counting:
@@ -61,7 +53,7 @@ def of_member(shapes: Sequence[Shape], rank: int, size: int) -> tuple[int, int]:
 
 def of_groups(devices: int) -> dict[str, dict[str, float]]:
     """By the size of groups, which divides the number of devices."""
-    shapes = [shape for layer in reference_layers() for shape in layer]
+    shapes = dense_shapes()
     layout = lay_out(ShampooOptions(), shapes)
     elements = [math.prod(stack.block) for stack in layout.stacks for _ in range(stack.count)]
     results: dict[str, dict[str, float]] = {}

@@ -18,22 +18,17 @@ done. ``--set KEY=VALUE ...`` changes the controller.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-from reference import publish_rows
+from reference import SLATE, category_schema, publish_log
 from runner import cached_json, main
 from scipy.stats import kendalltau
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy
@@ -50,10 +45,8 @@ from ctr.training.run import checkpoint
 ALONE_SEEDS = (1, 2, 3)
 HELD_BACK = 0.2
 
-
-QUERY_ROWS = 4
 IDS = {"user": 40, "item": 60, "hour": 24, "noise": 500}
-SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=ids) for name, ids in IDS.items()))
+SCHEMA = category_schema(IDS)
 
 BASE: dict[str, Any] = {
     "batch": {"rows": 200},
@@ -80,8 +73,8 @@ SPACE: dict[str, list[Any]] = {
 def make_log(folder: Path, rows: int, seed: int) -> Path:
     """Publishes a log: linear effects, a product of vectors of user and item, and one of hour and user's first."""
     rng = np.random.default_rng(seed)
-    queries = rows // QUERY_ROWS
-    query = np.repeat(np.arange(queries), QUERY_ROWS)
+    queries = rows // SLATE
+    query = np.repeat(np.arange(queries), SLATE)
     users, hours = rng.integers(1, IDS["user"], queries)[query], rng.integers(1, IDS["hour"], queries)[query]
     items, noise = (rng.integers(1, IDS[name], len(query)) for name in ("item", "noise"))
     vectors = {name: rng.normal(size=(IDS[name], 4)) for name in ("user", "item", "hour")}
@@ -91,9 +84,7 @@ def make_log(folder: Path, rows: int, seed: int) -> Path:
     logit += 0.5 * np.maximum(vectors["hour"][hours, 0] * vectors["user"][users, 0], 0)
     label = rng.random(len(query)) < 1 / (1 + np.exp(-logit))
     ids = np.stack([users, items, hours, noise], axis=1).astype(np.int32)
-    create_log(folder, SCHEMA)
-    publish_rows(folder, SCHEMA, ids, label, query, time=query * 1000)
-    return folder
+    return publish_log(folder, SCHEMA, ids, label)
 
 
 class Bench:
@@ -119,35 +110,28 @@ class Bench:
         self.every = list(self.space.candidates())
         self.cost = cost_of(self.space, self.base, counted(self.log, "training"))
         self.costs = np.array([self.cost(choice) for choice in self.every])
-        self.largest = check_supernet(self.space, self.base)
-        self._step: SharedStep | None = None
+        self.largest = check_supernet(self.space, self.base, config.controller.extremes != "none")
 
     def config(self, mode: str, seed: int, **changes: Any) -> SearchConfig:
         content = {"mode": mode, **self.controller, **changes}
         settings = {"space": SPACE, "target": self.target, "seed": seed, "controller": content}
         return parse_model(SearchConfig, settings, "benchmark")
 
-    @property
+    @cached_property
     def step(self) -> SharedStep:
         """Steps of the supernet on a state that is set anew for each run."""
-        if self._step is None:
-            inputs = open_inputs(self.log, self.largest)
-            config = self.config("penalty", 1, learners=1, extremes="none")
-            policy = Policy(self.space, self.cost, self.target, config.controller, 1)
-            plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
-            make_deterministic(1)
-            state = SharedState(plan, self.largest, inputs.schema, inputs.families)
-            self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
-            self.feeds = list(read_feeds(inputs, lambda: state.layouts))
-            self._step = SharedStep(plan, state, self.largest, None)
-        return self._step
-
-    @property
-    def held_back(self) -> int:
-        """The number of the first batch that no search reads."""
-        _ = self.step
+        inputs = open_inputs(self.log, self.largest)
+        config = self.config("penalty", 1, learners=1, extremes="none")
+        policy = Policy(self.space, self.cost, self.target, config.controller, 1)
+        plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
+        make_deterministic(1)
+        state = SharedState(plan, self.largest, inputs.schema, inputs.families)
+        self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
+        self.feeds = list(read_feeds(inputs, lambda: state.layouts))
+        # The first batch that no search reads.
         ends = [feed.batch.end for feed in self.feeds]
-        return next(at for at, end in enumerate(ends) if end > self.rows * (1 - HELD_BACK))
+        self.held_back = next(at for at, end in enumerate(ends) if end > self.rows * (1 - HELD_BACK))
+        return SharedStep(plan, state, self.largest, None)
 
     def alone(self, choice: Choice, seed: int) -> float:
         """The progressive logloss over the held-back part of a candidate trained alone."""

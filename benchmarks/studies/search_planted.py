@@ -10,34 +10,27 @@ probabilities, without any training: ``margin`` is by how much the logloss of th
 seed is another world.
 """
 
-import os
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-from reference import publish_rows
+from reference import category_schema, publish_log
 from runner import cached_json, main
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.search.config import SearchConfig
 from ctr.search.problem import cost_of, counted
 from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
-QUERY_ROWS = 4
 EFFECTS = {"a": 0.5, "b": 1.2, "b_copy": 0.0, "c": 0.8, "d": 0.4, "e": 0.2, "f": 0.0}
 """The standard deviation of each feature's effects; ``b_copy`` is the id of b in a share of the rows."""
 COPIED = 0.85
 EFFECT_IDS = 40
-SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=EFFECT_IDS) for name in EFFECTS))
+SCHEMA = category_schema(dict.fromkeys(EFFECTS, EFFECT_IDS))
 CONTENT: dict[str, Any] = {
     "batch": {"rows": 100},
     "model": {
@@ -97,11 +90,8 @@ class Planted:
 
     def publish(self, folder: Path) -> Path:
         """Publishes the log, four rows a query."""
-        query = np.arange(len(self._logit)) // QUERY_ROWS
         ids = np.stack([self._ids[name] for name in EFFECTS], axis=1).astype(np.int32)
-        create_log(folder, SCHEMA)
-        publish_rows(folder, SCHEMA, ids, self._label, query, time=query * 1000)
-        return folder
+        return publish_log(folder, SCHEMA, ids, self._label)
 
 
 BASE = parse_model(TrainConfig, CONTENT, "benchmark")

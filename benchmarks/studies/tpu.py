@@ -10,13 +10,10 @@ place, too many operations or too much memory; the exit status is 1 then. Roots 
 may have float64: in float32 a root of a matrix of condition 1e6 is wrong by some 6%, more than a certificate allows.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from accelerators import tpu_compiler
 from accelerators.checks import (
@@ -30,7 +27,7 @@ from accelerators.kinds import KINDS, SMALL, SMALL_ROOTS, build
 from accelerators.lowering import output_aliases
 from accelerators.roofline import roofline, touched_bytes
 from reference import REFERENCE, TINY
-from runner import main
+from runner import check_names, main
 
 from ctr.experiments.config import merged
 
@@ -96,9 +93,8 @@ def measure(
     memory: Path | None = None,
 ) -> dict[str, Any]:
     """Compiles kinds of step, of a tiny model if it is to be ``small``; ``memory``: a folder for reports on memory."""
-    for what, names, allowed in (("kind", kinds, tuple(KINDS)), ("chip", chips, CHIPS)):
-        if unknown := [name for name in names if name not in allowed]:
-            raise SystemExit(f"tpu.py: error: no {what} {unknown[0]!r}; there are {'; '.join(allowed)}")
+    check_names("kind", kinds, tuple(KINDS))
+    check_names("chip", chips, CHIPS)
     results: dict[str, Any] = {}
     for name in kinds:
         for chip, compiled in compile_kind(name, small, chips, memory).items():

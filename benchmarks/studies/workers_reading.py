@@ -8,7 +8,6 @@ batches, refuse the same faulty rows, and each plans whole batches.
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ctr_model import benchmark_config
 from reference import ADAGRAD, Size, make_log
-from runner import main
+from runner import main, processor_ms
 
 from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
 from ctr.data.reader import read_rows
@@ -34,12 +33,7 @@ ALL = "the same, and form batches"
 
 def worked_ms(call: Callable[[], object]) -> float:
     """The processor time of a call, the least of a few."""
-    spent = []
-    for _ in range(ROUNDS):
-        begun = time.process_time()
-        call()
-        spent.append(1000 * (time.process_time() - begun))
-    return min(spent)
+    return min(processor_ms(call) for _ in range(ROUNDS))
 
 
 def measure(

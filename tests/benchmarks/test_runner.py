@@ -70,7 +70,9 @@ def test_parameters_are_options(tmp_path, monkeypatch, capsys):
     content = run(monkeypatch, path)
     assert {name: content[name] for name in PLAIN} == PLAIN
     assert content["benchmark"] == "test_runner" and content["options"]["rows"] == 7
-    assert content["environment"]["cores"] >= 1 and content["environment"]["versions"]["numpy"] == np.__version__
+    assert (
+        content["environment"]["cores"] >= 1 and content["environment"]["versions"]["numpy"] == np.__version__
+    )
     assert "| rows | 7 |" in capsys.readouterr().out
     # What is given counts, also in a small run.
     content = run(monkeypatch, path, "--quick", "--share", "0.25", "--sizes", "4", "5", "--raw", "--out", "x")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
         return {f"rate {rate:g}": partial(_train_linear, log, rate) for rate in LINEAR_RATES}
     if system == "truth":
         return {"default": lambda _: _score_truth(log)} if log.source.world is not None else {}
-    if not vowpal.version():
+    if find_spec("vowpalwabbit") is None:
         print(
             f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed",
             file=sys.stderr,
@@ -157,10 +158,8 @@ def _score_truth(log: Log) -> ProgressiveMetrics:
 
 def scored(log: ExactLog, logit: npt.NDArray[np.float64]) -> ProgressiveMetrics:
     """The metrics of predictions, float64 [N]."""
-    metrics, begins, first = ProgressiveMetrics(), log.query_begins, 0
-    while first < log.rows:
-        last = int(begins[np.searchsorted(begins, min(first + _SCORED_AT_ONCE, log.rows))])
-        part = slice(first, last)
-        metrics.update(log.label[part], logit[part], np.ones(last - first), log.query_id[part])
-        first = last
+    metrics = ProgressiveMetrics()
+    for part in log.blocks(_SCORED_AT_ONCE):
+        label = log.label[part]
+        metrics.update(label, logit[part], np.ones(len(label)), log.query_id[part])
     return metrics

@@ -7,7 +7,6 @@ dropped. A query of a single row is there once, since Vowpal Wabbit predicts a r
 """
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,28 +45,19 @@ def write_text(log: ExactLog, path: Path) -> None:
     begins = log.query_begins
 
     def write(file: BinaryIO) -> None:
-        for first, last in _blocks(begins):
-            lines = _lines(log, first, last)
+        for part in log.blocks(ROWS_AT_ONCE):
+            lines = _lines(log, part.start, part.stop)
             labelled = pc.binary_join_element_wise(
-                pa.array(["-1", "1"]).take(pa.array(log.label[first:last].astype(np.int8))), lines, " "
+                pa.array(["-1", "1"]).take(pa.array(log.label[part].astype(np.int8))), lines, " "
             )
             both = pa.concat_arrays([pc.binary_join_element_wise("", lines, " "), labelled])
-            sizes = np.diff(begins[(begins >= first) & (begins <= last)])
+            sizes = np.diff(begins[(begins >= part.start) & (begins <= part.stop)])
             ordered = both.take(pa.array(_order(sizes)))
             joined = pc.binary_join(pa.ListArray.from_arrays([0, len(ordered)], ordered), "\n")
             file.write(joined[0].as_buffer())
             file.write(b"\n")
 
     write_atomic(path, write)
-
-
-def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that hold whole queries."""
-    first = 0
-    while first < begins[-1]:
-        last = int(begins[np.searchsorted(begins, min(first + ROWS_AT_ONCE, begins[-1]))])
-        yield first, last
-        first = last
 
 
 def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -124,12 +114,3 @@ def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]
         raise SystemExit(f"vowpalwabbit {settings}: {len(logits)} predictions for {line_counts.sum()} lines")
     begins = np.cumsum(line_counts) - line_counts
     return logits[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]
-
-
-def version() -> str:
-    """Of Vowpal Wabbit; empty where it is not installed."""
-    try:
-        import vowpalwabbit
-    except ImportError:
-        return ""
-    return str(vowpalwabbit.__version__)

@@ -85,11 +85,8 @@ CLOCKS = {
 }
 
 
-def _useless(count: int, size: int, shared: bool = False) -> tuple[Feature, ...]:
-    return tuple(
-        Feature(f"useless_{n}", size=size * (1 + n % 3), zipf=0.3 * (n % 5), shared=shared)
-        for n in range(count)
-    )
+def _useless(count: int, size: int) -> tuple[Feature, ...]:
+    return tuple(Feature(f"useless_{n}", size=size * (1 + n % 3), zipf=0.3 * (n % 5)) for n in range(count))
 
 
 def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
