@@ -1,10 +1,10 @@
-"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside those of libraries.
+"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside tables of libraries.
 
     python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--rounds 30]
 
 All arms know the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. An arm of a
 library gets what our own table does as well: one number for a feature and a fingerprint, and the check that the
-id found is the one asked for, since it may have been evicted. Times are those of the processor, over all threads:
+id found is the one asked for, since it may have been evicted. Times are processor times, over all threads:
 TensorFlow's table uses several, which a training step would be without. Its limit: misses of the caches.
 """
 

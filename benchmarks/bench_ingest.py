@@ -102,7 +102,7 @@ def measure(rows: int = 2_000_000, seed: int = 0, folder: Path | None = None) ->
     mapping = load_format("criteo")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         small, large, log = (Path(name) / file for file in ("warm.tsv", "train.tsv", "log"))
-        # In a process of its own, so that the peak of memory is that of the ingest.
+        # In a process of its own, so that the peak of memory is the ingest's.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             process.submit(write_criteo, small, 1000, seed).result()
             process.submit(write_criteo, large, rows, seed).result()

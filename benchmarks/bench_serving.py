@@ -171,8 +171,7 @@ def measure(
         "matmul_gflops": peak / 1e9,
         "predict": {f"{rows} rows": predict(scorers["plain"], rows, peak, seconds) for rows in batches},
         "requests": {
-            f"{ad_count} x {treatments}": request(scorers, ad_count, treatments, peak, seconds)
-            for ad_count in ads
+            f"{count} x {treatments}": request(scorers, count, treatments, peak, seconds) for count in ads
         },
     }
 

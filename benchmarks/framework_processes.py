@@ -21,7 +21,7 @@ from reference import Size
 from runner import Numbers
 
 Turn = Callable[[], tuple[float, list[float]]]
-"""Takes a turn; returns the mean seconds of a step, and losses, the first ever being that of the first step."""
+"""Takes a turn; returns the mean seconds of a step, and losses, the first step's first."""
 
 
 def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
@@ -49,7 +49,7 @@ class FrameworkProcess:
     """The process of a framework.
 
     Attributes:
-        losses: for each of its arms those of its turns.
+        losses: of each arm, turn by turn.
         waiting_seconds: of the processor, while it was not its turn.
     """
 

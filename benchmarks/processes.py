@@ -63,17 +63,12 @@ def run_python(
     with tempfile.TemporaryDirectory() as name:
         for seat in make_seats(size) if size > 1 else [None]:
             files = [Path(name) / f"{len(processes)}.{kind}" for kind in ("out", "err")]
-            seat_variables = {} if seat is None else seat.variable()
+            env = common if seat is None else {**common, **seat.variable()}
             descriptors = [] if seat is None else seat.descriptors
             with files[0].open("w") as out, files[1].open("w") as err:
                 begun = time.perf_counter()
                 process = subprocess.Popen(
-                    command,
-                    env={**common, **seat_variables},
-                    stdout=out,
-                    stderr=err,
-                    pass_fds=descriptors,
-                    cwd=cwd,
+                    command, env=env, stdout=out, stderr=err, pass_fds=descriptors, cwd=cwd
                 )
             processes.append((process, files, begun))
         ended, failed = [], ""

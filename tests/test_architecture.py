@@ -38,8 +38,8 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3776,
-    "benchmarks/studies": 4934,
+    "benchmarks": 3757,
+    "benchmarks/studies": 4905,
     "ctr": 1778,
     "ctr/api": 410,
     "ctr/config": 780,

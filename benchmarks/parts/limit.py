@@ -87,18 +87,16 @@ def measure_dtype(setting: Setting, dtype: str, copies: Mapping[str, Arm], copie
     size = setting.size
     model = make_model(size, {**ADAGRAD, "compute_dtype": dtype})
     # Heads compute in float32.
-    layer_products = [
-        (size.batch, *shape, "float32" if shape[1] == 1 else dtype) for shape in model.dense_matrices()
-    ]
+    layers = [(size.batch, *shape, "float32" if shape[1] == 1 else dtype) for shape in model.dense_matrices()]
     squares = {
         "x".join(map(str, shape)): [(*shape, dtype)] for shape in (SQUARES[:1] if setting.quick else SQUARES)
     }
-    arms = {"step": model.turn, "products": product_arm(layer_products, True), **copies}
+    arms = {"step": model.turn, "products": product_arm(layers, True), **copies}
     arms |= {name: product_arm(shape, False) for name, shape in squares.items()}
     turns = take_turns(arms, setting.rounds)
     results = summarize(turns)
     rates = {name: 1e-6 * operations(shape) / results[name]["ms"] for name, shape in squares.items()}
-    best, work = max(rates, key=rates.__getitem__), 3 * operations(layer_products)
+    best, work = max(rates, key=rates.__getitem__), 3 * operations(layers)
     times = {name: [numbers["ms"] for numbers in turns[name]] for name in ("step", "products", best)}
     at_best = [ms * work / operations(squares[best]) for ms in times[best]]
     touched = bytes_of_step(model, size, dtype)
@@ -124,8 +122,6 @@ def measure(setting: Setting) -> dict[str, Any]:
     copied = COPIED // 64 if setting.quick else COPIED
     copies = {name: copy_arm(threads, copied) for name, threads in COPIES.items()}
     dtype = resolve_compute_dtype(TrainConfig().compute_dtype)
-    results = {
-        measured_dtype: measure_dtype(setting, measured_dtype, copies, copied)
-        for measured_dtype in dict.fromkeys([dtype, "float32"])
-    }
+    dtypes = dict.fromkeys([dtype, "float32"])
+    results = {name: measure_dtype(setting, name, copies, copied) for name in dtypes}
     return {**results, "own": dtype, "share": results[dtype]["share"]}

@@ -119,9 +119,7 @@ def metrics(setting: Setting) -> dict[str, Any]:
     }
     turns = take_turns(arms, setting.rounds)
     per_window = setting.size.batch / FULL_WINDOW
-    step, updated, closed = (
-        np.array([numbers["ms"] for numbers in arm_turns]) for arm_turns in turns.values()
-    )
+    step, updated, closed = (np.array([turn["ms"] for turn in arm]) for arm in turns.values())
     return {
         "arms": {name: {"ms": median(arm_turns, "ms")} for name, arm_turns in turns.items()},
         "window_examples": FULL_WINDOW,

@@ -1,7 +1,7 @@
 """What the step spends its time on, by TensorFlow's profiler, and what reading and metrics take beside it.
 
 An operation and its gradient (``gradient_tape/...``) belong to the part whose name scope they lie in. Times are
-those of the threads that run operations: with two of them busy, they add up to more than the step. An operation
+the times of the threads that run operations: with two of them busy, they add up to more than the step. An operation
 that others lie in counts without these.
 """
 
@@ -46,7 +46,7 @@ def read_planes(folder: Path) -> Iterator[tuple[dict[int, str], dict[int, str], 
 
 
 def read_trace(folder: Path) -> tuple[dict[str, float], float]:
-    """Milliseconds of each operation in a trace, all runs together, and those of the graph as the caller saw it."""
+    """Milliseconds of each operation in a trace, all runs together, and of the graph as the caller saw it."""
     operations: dict[str, float] = defaultdict(float)
     graph = 0.0
     for names, facts, line in read_planes(folder):
@@ -63,7 +63,7 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
 
 
 def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> str:
-    """The name of an event; of a call of a function, as what XLA compiled is, that of the operation that calls it."""
+    """The name of an event; of a call of a function, as what XLA compiled is, of its caller."""
     if name != "ExecutorState::ProcessAsync::Start":
         return name
     texts = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
@@ -79,7 +79,7 @@ def part_of(name: str) -> tuple[str, str]:
 
 
 def exclusive_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Each event's time without that of events of the same thread that lie within it.
+    """Each event's time without events of the same thread that lie within it.
 
     Args:
         events: begin, duration and name of each.
@@ -102,10 +102,7 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
         part, way = part_of(operation)
         parts[part][f"{way}_ms"] += spent
     total = sum(operations.values())
-    return {
-        name: {**milliseconds, "share": sum(milliseconds.values()) / total}
-        for name, milliseconds in parts.items()
-    }
+    return {name: {**ms, "share": sum(ms.values()) / total} for name, ms in parts.items()}
 
 
 def trace_steps(model: Model) -> dict[str, Any]:

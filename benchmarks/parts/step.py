@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ctr_model import make_model
@@ -18,7 +19,7 @@ FLOATS = ("float32", "bfloat16")
 
 
 def settings(dtype: str, batch: int) -> dict[str, Any]:
-    """The configuration whose rows learn as those of the others do, which have one rate for everything."""
+    """The configuration whose rows learn as the others' do, which have one rate for everything."""
     # Rows take the gradient of a batch's sum.
     initial = INITIAL_ACCUMULATOR * batch**2
     rows = {
@@ -42,9 +43,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         losses = {name: model.losses for name, model in models.items()}
         for framework in frameworks:
             losses |= framework.losses
-            arms |= {
-                arm: lambda framework=framework, arm=arm: framework.turn(arm) for arm in framework.losses
-            }
+            arms |= {arm: partial(framework.turn, arm) for arm in framework.losses}
         turns = take_turns(arms, setting.rounds)
         waiting = sum(framework.waiting_seconds for framework in frameworks)
     results = summarize(turns)

@@ -96,9 +96,8 @@ class SimulatedLog:
     @cached_property
     def truth(self) -> tuple[np.ndarray, np.ndarray]:
         """example_id int64 [N], and the true click probability float64 [N]."""
-        parts = [
-            read_sidecar_partition(self.folder, TRUTH, manifest) for manifest in read_manifests(self.folder)
-        ]
+        manifests = read_manifests(self.folder)
+        parts = [read_sidecar_partition(self.folder, TRUTH, manifest) for manifest in manifests]
         ids, probability = (
             np.concatenate([part.column(name).to_numpy() for part in parts])
             for name in ("example_id", "probability")
@@ -155,7 +154,7 @@ def run_once(
 
 
 def measure_excess(log: SimulatedLog, run: Path, arrays: Path) -> Record:
-    """The excess of a run; keeps its sums by position and query bucket, and those of the log."""
+    """The excess of a run; keeps its sums, and the log's, by position and query bucket."""
     names = ["example_id", "query_id", "logit"]
     parts = [pq.read_table(path, columns=names) for path in prediction_parts(run)]
     example, query, logit = (
@@ -378,9 +377,7 @@ def on_mind(out: Path, log: Path, batches: tuple[int, ...], quick: bool) -> dict
         for name, point in best.items():
             records = [read_arrays(run(name, batch, point, seed, None)) for seed in seeds]
             of_seeds = [ProgressiveMetrics.from_arrays(arrays).estimates() for arrays in records]
-            estimates[name] = {
-                metric: mean([seed_estimates[metric] for seed_estimates in of_seeds]) for metric in METRICS
-            }
+            estimates[name] = {metric: mean([of_seed[metric] for of_seed in of_seeds]) for metric in METRICS}
         rows: dict[str, dict[str, Any]] = {}
         for name, by_metric in estimates.items():
             rows[name] = {metric: f"{float(by_metric[metric].point):.5f}" for metric in METRICS}

@@ -103,9 +103,8 @@ def of_optimizer(
         values = [outcome[number] for outcome in runs]
         results[number] = float(np.median(values))
         if number.startswith("test"):
-            results[f"{number}_low"], results[f"{number}_high"] = map(
-                float, np.quantile(values, (0.25, 0.75))
-            )
+            low, high = np.quantile(values, (0.25, 0.75))
+            results |= {f"{number}_low": float(low), f"{number}_high": float(high)}
     return results
 
 
@@ -131,12 +130,8 @@ def measure(
                 itertools.product(first_order_rates if plain else rates, (0.0,) if plain else dampings)
             )
             results[net][name] = of_optimizer(net, name, seeds, epochs, settings)
-            print(
-                net,
-                name,
-                {key: float(f"{value:.4g}") for key, value in results[net][name].items()},
-                flush=True,
-            )
+            numbers = {key: float(f"{value:.4g}") for key, value in results[net][name].items()}
+            print(net, name, numbers, flush=True)
     return results
 
 

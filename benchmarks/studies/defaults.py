@@ -102,10 +102,12 @@ def row_of(log: Log, by_system: Mapping[str, list[Result]]) -> dict[str, Any]:
     for rival, systems in RIVALS.items():
         rivals = [result for system in systems for result in by_system.get(system, [])]
         row |= {f"≥ {rival}: {metric}": judge(ours, rivals, metric) for metric in ("auc", "logloss")}
-    seconds = [
-        "{:.0f}".format(sum(result.record["seconds"] for result in passes)) for passes in by_system.values()
-    ]
-    return {**row, "clicks right": judge_calibration(ours), "seconds": " / ".join(seconds)}
+    seconds = [sum(result.record["seconds"] for result in passes) for passes in by_system.values()]
+    return {
+        **row,
+        "clicks right": judge_calibration(ours),
+        "seconds": " / ".join(f"{value:.0f}" for value in seconds),
+    }
 
 
 def _cell(passes: Sequence[Result]) -> str:

@@ -78,10 +78,8 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
         for n, ids in enumerate(together)
     ]
     columns = [
-        fingerprint.view(np.int64)
-        if size is None
-        else (1 + fingerprint % np.uint64(size - 1)).astype(np.int32)
-        for fingerprint, size in zip(prints, buckets, strict=True)
+        ids.view(np.int64) if size is None else (1 + ids % np.uint64(size - 1)).astype(np.int32)
+        for ids, size in zip(prints, buckets, strict=True)
     ]
     schema = category_schema(dict(zip(FEATURES, buckets, strict=True)), width=WIDTH)
     publish_log(folder, schema, np.stack(columns, axis=1), label, DAYS * DAY // queries)

@@ -2,7 +2,7 @@
 
     python benchmarks/study.py placement [--devices 8] [--batch 4096]
 
-Of the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, those of the optimizer
+Of the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, counted in the optimizer
 itself as built, and what it sends at a step, as its group counts it; beside the paper's formulas, a state of 1/Q of the
 whole and a buffer of Q times the most elements that its greedy algorithm 3 gives a member. *Meshes* (THESIS 6, tables
 6.2 and 6.3): the largest share of the work, the bytes of factors and roots, and what a device sends at a step.

@@ -13,7 +13,7 @@ fifths, by the same code as ``ctr search`` runs, with several seeds:
     random     what training as many candidates alone as the search costs would have found, expected over all draws
 
 An architecture alone is the supernet under its masks, which tests prove to be the smaller network, with weights that
-begin as those of the smaller network do; so one compiled step trains all. The same command again goes on after what is
+begin as the smaller network's do; so one compiled step trains all. The same command again goes on after what is
 done. ``--set KEY=VALUE ...`` changes the controller.
 """
 
@@ -177,12 +177,11 @@ class Bench:
         """The logloss of every candidate over the held-back part, by the weights that a supernet has come to."""
         arrays, _ = checkpoint.read(run / "checkpoints")
         weights = {n.removeprefix("weights|"): a for n, a in arrays.items() if n.startswith("weights|")}
-        self.step.state.restore(weights)
+        step = self.step
+        step.state.restore(weights)
         ramps, feeds = self.largest.ramps_at(self.rows), self.feeds[self.held_back :]
         return [
-            float(
-                np.mean([batch_loss(feed, self.step.score_by(choice, feed, ramps).logit) for feed in feeds])
-            )
+            float(np.mean([batch_loss(feed, step.score_by(choice, feed, ramps).logit) for feed in feeds]))
             for choice in self.every
         ]
 

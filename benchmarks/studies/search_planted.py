@@ -69,7 +69,7 @@ class Planted:
     def logloss(self, features: Collection[str], draws: int = 400) -> float:
         """The expected logloss of the best prediction by a and these features, on the first rows.
 
-        Effects of other features are averaged over what they may be: any, or, of b, mostly that of its copy.
+        Effects of other features are averaged over what they may be: any, or, of b, mostly its copy's.
         """
         rows = slice(0, 4000)
         seen = {"a", *features}
@@ -102,19 +102,20 @@ def features_of(space: Space, choice: Choice) -> set[str]:
     return {name.partition(".")[2] for name, has_it in space.values(choice).items() if has_it}
 
 
-def search(
-    log: Path, out: Path, controller: Mapping[str, Any], seed: int, slack: float, world: Planted
-) -> dict[str, Any]:
-    """One search, and how it ended."""
+def search(rows: int, seed: int, slack: float, controller: Mapping[str, Any]) -> dict[str, Any]:
+    """Searches in a world of its own; returns how it ended."""
+    world = Planted(rows, seed)
     space = space_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark"))
-    cost = cost_of(space, BASE, counted(log, "training"))
     planted = next(choice for choice in space.candidates() if features_of(space, choice) == world.optimum)
-    # Operations for an example depend a little on which ids a batch has.
-    target = 1.001 * slack * cost(planted)
-    settings = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
-    config = parse_model(SearchConfig, settings, "benchmark")
-    base = BASE.model_copy(update={"seed": seed})
-    result = search_supernet(config, space, cost, base, log, out, lambda line: None)
+    with tempfile.TemporaryDirectory() as folder:
+        log = world.publish(Path(folder) / "log")
+        cost = cost_of(space, BASE, counted(log, "training"))
+        # Operations for an example depend a little on which ids a batch has.
+        target = 1.001 * slack * cost(planted)
+        settings = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
+        config = parse_model(SearchConfig, settings, "benchmark")
+        base = BASE.model_copy(update={"seed": seed})
+        result = search_supernet(config, space, cost, base, log, Path(folder) / "out", lambda line: None)
     allowed = [choice for choice in space.candidates() if cost(choice) <= target]
     losses = {choice: world.logloss(features_of(space, choice)) for choice in allowed}
     first, second = sorted(losses.values())[:2]
@@ -141,12 +142,6 @@ def measure(
     changes = apply_settings({}, set)
     names = "-".join([str(rows), *set])
 
-    def run_search(mode: str, times: float, seed: int) -> dict[str, Any]:
-        world = Planted(rows, seed)
-        with tempfile.TemporaryDirectory() as folder:
-            log = world.publish(Path(folder) / "log")
-            return search(log, Path(folder) / "out", {**changes, "mode": mode}, seed, times, world)
-
     results: dict[str, Any] = {}
     margins: list[float] = []
     for times in slack:
@@ -154,7 +149,7 @@ def measure(
             runs = [
                 cached_json(
                     out / f"{names}-{mode}-{times:g}-{seed}.json",
-                    lambda m=mode, t=times, s=seed: run_search(m, t, s),
+                    lambda m=mode, t=times, s=seed: search(rows, s, t, {**changes, "mode": m}),
                 )
                 for seed in range(1, seeds + 1)
             ]

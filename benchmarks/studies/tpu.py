@@ -47,10 +47,8 @@ def compile_kind(
     lowered, flops = built.lowered(), built.flops()
     # Roots on the host are none of the step's operations; an iteration on the device has no fixed number of them.
     every = built.config.optimizer.dense.shampoo.statistics.frequency
-    model_flops = (flops.train - flops.roots + (every - 1) * flops.statistics) * len(
-        built.feeds[0].targets["label"]
-    )
-    model_flops = None if kind.device_roots else model_flops
+    rows = len(built.feeds[0].targets["label"])
+    model_flops = rows * (flops.train - flops.roots + (every - 1) * flops.statistics)
     results: dict[str, dict[str, Any]] = {}
     for chip in chips:
         try:
@@ -62,7 +60,7 @@ def compile_kind(
             reports.mkdir(parents=True, exist_ok=True)
             (reports / f"{name}, {chip}.txt").write_text(compiled.memory)
         needed = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporary
-        ratio = None if model_flops is None else compiled.flops / model_flops
+        ratio = None if kind.device_roots else compiled.flops / model_flops
         faults = [
             *program_faults(lowered.text, compiled.text, kind.device_roots),
             *in_place_faults(lowered.changed, len(lowered.results), output_aliases(compiled.text)),
@@ -81,7 +79,6 @@ def compile_kind(
             "compile_seconds": compiled.seconds,
         }
         if not kind.device_roots:
-            rows = len(built.feeds[0].targets["label"])
             results[chip] |= roofline(chip, compiled.flops, touched_bytes(built), rows)
     return results
 

@@ -30,7 +30,7 @@ FIRST, STEPS = 8, 8
 KINDS = ("exchange_rows", "exchange_gradients", "all_reduce", "gather_scores")
 OTHER = "small sums"
 OPERATION = "PyFunc"
-"""That of an exchange (``ctr.workers.local``)."""
+"""The operation of an exchange (``ctr.workers.local``)."""
 
 
 def kind_of(name: str) -> str:

@@ -12,7 +12,7 @@ MAX_TEMPORARY = {"v5e": 0.5 * GIGABYTE, "v6e": 3 * GIGABYTE}
 LIST_TEMPORARY = 0.01 * GIGABYTE
 """What each value of lists may take more: of 4,096 rows, an array has 2 MB for it, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
-"""Operations of the program over those of the model's formulas."""
+"""Operations of the program over the number by the model's formulas."""
 MAX_SMALL_FLOPS_RATIO = 1.5
 """The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions."""
 

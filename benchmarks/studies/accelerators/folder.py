@@ -112,13 +112,8 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
     rules = {name: getattr(options, name) for name in names}
     rules |= {name: getattr(options.roots, name) for name in ("early_growth", "drift_bound")}
     factors = [
-        {
-            "name": f"shampoo/{factor.name}",
-            "count": factor.count,
-            "size": factor.size,
-            "exponent": 1 / factor.order,
-        }
-        for factor in core.layout.factors
+        {"name": f"shampoo/{f.name}", "count": f.count, "size": f.size, "exponent": 1 / f.order}
+        for f in core.layout.factors
     ]
     return {"options": rules, "factors": factors}
 
@@ -129,9 +124,12 @@ def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
         built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit
         for step in range(steps)
     ]
+    np.savez_compressed(folder / f"{name}.expected.npz", logits=np.stack(logits), **_dense_weights(built))
+
+
+def _dense_weights(built: Built) -> dict[str, np.ndarray]:
     variables = built.state.variables()
-    weights = {name: value.numpy() for name, value in variables.items() if name.startswith("dense/")}
-    np.savez_compressed(folder / f"{name}.expected.npz", logits=np.stack(logits), **weights)
+    return {name: value.numpy() for name, value in variables.items() if name.startswith("dense/")}
 
 
 def write_folder(
@@ -150,12 +148,8 @@ def write_folder(
     for kind in CHECKED:
         name = _file_name(kind, size.batch)
         built = write_program(folder, name, kind, size, merged(changes, DAMPED))
-        # Those of all kinds are the same.
-        weights |= {
-            key: variable.numpy()
-            for key, variable in built.state.variables().items()
-            if key.startswith("dense/")
-        }
+        # All kinds begin with the same.
+        weights |= _dense_weights(built)
         write_expected(folder, name, built, steps)
         checked.append(name)
     for kind in MEASURED:

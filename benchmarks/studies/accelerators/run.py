@@ -3,7 +3,7 @@
     python run.py [--seconds 20] [--profile FOLDER] [--skip-torch]
 
 First the check: steps of each kind on the same batches as on a processor, where TensorFlow made them; the logits of the
-first ten must agree, and how far those of all, and the weights after the last one, are apart is shown. Roots of Shampoo
+first ten must agree, and how far all logits, and the weights after the last step, are apart is shown. Roots of Shampoo
 are computed by the host between two steps, from statistics that the step collected, as the trainer does it. Then, for
 each size of batches, how many examples a second, and how much memory. Where PyTorch can be imported, the same model in
 it, eager and compiled, is measured after that.
@@ -153,7 +153,7 @@ class Roots:
 
 def function_of(artifact, specs, results):
     """An artifact of StableHLO, with parameters and results of these shapes and types, as jax calls it."""
-    # A function of the same parameters and results, whose program is replaced by that of the step.
+    # A function of the same parameters and results, whose program is replaced by the step's.
     same = jax.jit(lambda *_: [jax.numpy.zeros(*spec) for spec in results], keep_unused=True)
     anywhere = [jax.export.DisabledSafetyCheck.platform()]
     exported = jax.export.export(same, disabled_checks=anywhere)(*specs)

@@ -253,10 +253,8 @@ class _Chunk:
         position = np.arange(offsets[-1]) - offsets[row]
         drawn = _zipf(uniform_hash(owner[row] * 64 + position, f"{salt} value"), feature.size, feature.zipf)
         is_text = feature.kind == "text"
-        vocabulary = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
-        lists = pa.ListArray.from_arrays(
-            pa.array(offsets, pa.int32()), vocabulary if is_text else pa.array(drawn)
-        )
+        texts = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts if is_text else pa.array(drawn))
         self._columns[feature.name] = pa.compute.binary_join(lists, " ") if is_text else lists
         sums = np.bincount(row, _effects(self._world.seed, feature)[drawn], self._rows)
         return sums / np.sqrt(np.maximum(lengths, 1))
