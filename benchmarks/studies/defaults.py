@@ -19,7 +19,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +34,6 @@ TOLERANCE = 0.03
 """Of predicted over actual clicks, where the interval does not hold 1."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the defaults are at least as good as a rival by a metric.
-
-    Attributes:
-        word: ``yes``; ``within interval``: it is behind, by less than the paired interval excludes; ``NO``: behind by
-            more, or by what no interval is known of; or ``-`` where one of the two is not there.
-        change: the defaults minus the rival.
-        margin: half of the paired 95% interval; NaN where it is unknown, as for the AUC of predictions that hardly
-            differ.
-    """
-
-    word: str
-    change: float = 0.0
-    margin: float = 0.0
-
-    def __str__(self) -> str:
-        margin = "?" if math.isnan(self.margin) else f"{self.margin:.4f}"
-        return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {margin})"
-
-
 def best(passes: Sequence[Result], metric: str) -> Result:
     """The best of at least one result by ``auc`` or ``logloss``; without AUC the first."""
     sign = 1 if metric == "logloss" else -1
@@ -63,18 +41,25 @@ def best(passes: Sequence[Result], metric: str) -> Result:
     return min(defined, key=lambda result: sign * result.record[metric]) if defined else passes[0]
 
 
-def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verdict:
-    """The verdict by ``auc`` or ``logloss``."""
+def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> str:
+    """Returns whether the defaults are at least as good as a rival by ``auc`` or ``logloss``.
+
+    Returns:
+        ``yes``; ``within interval``: behind, by less than the paired interval excludes; ``NO``: behind by more, or by
+        what no interval is known of. Then the defaults minus the rival, and half of the paired 95% interval, ``?``
+        where it is unknown, as for the AUC of predictions that hardly differ. ``-`` where one of the two is not there.
+    """
     if not ours or not rivals:
-        return Verdict("-")
+        return "-"
     row = compare(best(rivals, metric).metrics, ours[0].metrics).loc[metric]
     change = float(row["difference"])
     margin = float(row["ci95_high"]) - change
     if math.isnan(change):
-        return Verdict("-")
+        return "-"
     ahead = change <= 0 if metric == "logloss" else change >= 0
     excused = not math.isnan(margin) and not row["significant"]
-    return Verdict("yes" if ahead else "within interval" if excused else "NO", change, margin)
+    verdict = "yes" if ahead else "within interval" if excused else "NO"
+    return f"{verdict} ({change:+.4f} ± {'?' if math.isnan(margin) else f'{margin:.4f}'})"
 
 
 def judge_calibration(ours: Sequence[Result]) -> str:

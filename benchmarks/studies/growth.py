@@ -32,7 +32,6 @@ from runner import cached_json, main
 from workers import pass_speed as speed_of_command
 from workers import write_config
 
-TITLES = {"rows": "rows of the log", "features": "features", "ids": "ids", "workers": "workers"}
 Speeds = Mapping[int, float]
 """Examples a second by the quantity that grows."""
 
@@ -67,7 +66,7 @@ def draw(by_axis: Mapping[str, Speeds], path: Path) -> None:
         for panel, (axis, speeds) in zip(axes, by_axis.items(), strict=True):
             slope = exponent(speeds)
             panel.plot(list(speeds), list(speeds.values()), "o-")
-            panel.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+            panel.set(xscale="log", yscale="log", xlabel="rows of the log" if axis == "rows" else axis)
             panel.set_xticks(list(speeds), minor=False)
             panel.set_xticks([], minor=True)
             panel.xaxis.set_major_formatter(EngFormatter(sep=""))

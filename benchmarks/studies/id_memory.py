@@ -87,38 +87,23 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
     return folder
 
 
-def table_size(run: Path) -> tuple[int, int]:
-    """Bytes of a finished run's tables with what the optimizer keeps of them, and their number of rows."""
-    total = rows = 0
-    with np.load(_newest_arrays(run)) as arrays:
-        for name in arrays.files:
-            kind = name.removeprefix("weights|").split("/")[0]
-            if kind == "rows" or kind.startswith("rows_"):
-                total += arrays[name].nbytes
-                rows += len(arrays[name]) if kind == "rows" else 0
-    return total, rows
-
-
-def map_bytes(run: Path) -> int:
-    """Bytes of the maps that find a finished run's rows, as they are in memory; 0 for buckets."""
+def id_memory(run: Path) -> tuple[int, int, int]:
+    """Of a finished run the bytes of its tables with what the optimizer keeps of them, and their number of rows; the
+    bytes of the maps that find these, as they are in memory, 0 for buckets.
+    """
     config, schema = read_run_model(run)
-    with np.load(_newest_arrays(run)) as arrays:
-        weights = {
-            name.removeprefix("weights|"): arrays[name]
-            for name in arrays.files
-            if name.startswith("weights|ids/")
-        }
-    total = 0
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as file:
+        arrays = {name.removeprefix("weights|"): file[name] for name in file.files}
+    kinds = {name: name.split("/")[0] for name in arrays}
+    tables = sum(arrays[name].nbytes for name, kind in kinds.items() if kind.split("_")[0] == "rows")
+    rows = sum(len(arrays[name]) for name, kind in kinds.items() if kind == "rows")
+    maps = 0
     for layout in config.table_layouts(schema):
         if layout.growing:
             id_map = make_id_maps([layout], config.ids)[0]
-            id_map.restore(id_arrays(layout, weights))
-            total += id_map.nbytes
-    return total
-
-
-def _newest_arrays(run: Path) -> Path:
-    return max((run / "checkpoints").iterdir()) / "arrays.npz"
+            id_map.restore(id_arrays(layout, arrays))
+            maps += id_map.nbytes
+    return tables, rows, maps
 
 
 def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, Any]) -> Path:
@@ -132,9 +117,10 @@ def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> 
     """A run's bytes, and its logloss against another one's."""
     result, base = read_run(run), read_run(against)
     change = compare(base.metrics, result.metrics).loc["logloss"]
+    tables, _, maps = id_memory(run)
     return {
         **{"seed": seed, "policy": policy, "share": share},
-        "bytes": table_size(run)[0] + map_bytes(run),
+        "bytes": tables + maps,
         "logloss": result.number("logloss"),
         "examples_per_second": result.number("examples_per_second"),
         **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
@@ -169,9 +155,9 @@ def measure_seed(
         if (folder / f"buckets-{share}.json").exists():
             continue
         best = folder / f"{policies[0]}-{share}"
-        tables, count = table_size(best)
+        tables, count, maps = id_memory(best)
         # As many buckets as fit into the memory that slots with their map take.
-        more = (tables + map_bytes(best)) / tables * count / sum(sizes)
+        more = (tables + maps) / tables * count / sum(sizes)
         buckets = log(f"buckets-{share}", [round(size * more) for size in sizes])
         keep("buckets", share, train_once(folder, f"buckets-{share}", buckets, seed, {}), best)
         shutil.rmtree(buckets)
