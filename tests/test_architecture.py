@@ -38,7 +38,7 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3757,
+    "benchmarks": 3755,
     "benchmarks/studies": 4875,
     "ctr": 1778,
     "ctr/api": 410,

@@ -49,17 +49,15 @@ def measure(setting: Setting) -> dict[str, Any]:
     results = summarize(turns)
     for name, row in results.items():
         row["examples_per_second"] = 1000 * size.batch / row["ms"]
-        row["first_loss"], row["last_loss"] = (
-            losses[name][0][0],
-            sum(losses[name][-1]) / len(losses[name][-1]),
-        )
+        first, last = losses[name][0], losses[name][-1]
+        row["first_loss"], row["last_loss"] = first[0], sum(last) / len(last)
     lower = [arm for arm in results if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
     others = [arm for arm in results if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
     return {
         "arms": results,
         "over_fastest_bfloat16": _over_fastest(turns, results, lower, f"ctr {best}"),
         "over_fastest_float32": _over_fastest(turns, results, others, "ctr float32"),
-        "pytorch": _told(have_torch, compiled, results),
+        "pytorch": _pytorch_note(have_torch, compiled, results),
         "rivals_waiting_processor_seconds": waiting,
     }
 
@@ -78,7 +76,7 @@ def imports(module: str) -> bool:
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
-def _told(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
+def _pytorch_note(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
     if not have_torch:
         return "left out: this Python has none (pip install torch)"
     if compiled and not any(name.endswith("compiled") for name in arms):

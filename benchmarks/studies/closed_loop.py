@@ -88,7 +88,7 @@ def serve(config: TrainConfig, log: Path, day_count: int, out: Path) -> np.ndarr
     logs = [out / "log", *(Path(other["path"]) for other in others)]
     with open_session(out / "log", parse_model(TrainConfig, content, "config"), out / "run") as session:
         session.advance(partial=True)
-        for day in islice(auction.days(world_config, world, first), day_count):
+        for day in islice(auction.days(world_config, world), first, first + day_count):
             publish_day(Simulation(world_config, world, ids, logs), day, policy_of(session, ids))
             session.advance(partial=True)
         session.finish()
