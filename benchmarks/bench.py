@@ -7,7 +7,6 @@ with its 95% interval. At the end a table says which targets are met. docs/evide
 each number means.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,14 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import bench_objective
 import bench_shampoo
 from parts import limit, log, profile, scaling, start, step
 from parts.setting import Setting
 from reference import ADAGRAD
-from runner import Found, main, show, table
+from runner import Results, check_names, main, nested_tables, table
 
 ALL_LOSSES = "ranking, distillation, constraints"
 
@@ -72,107 +69,83 @@ class Target:
 
     Attributes:
         what: it is about.
-        path: of its number in what was found; the first name is that of the part.
+        path: names on the way to its number in the results, parted by ``/``; the first is the part's.
         limit: the number is at least this, or with ``below`` at most.
         unit: as a format of the number.
         minus: what is taken from it: 1 of a ratio of which only the overhead counts.
     """
 
     what: str
-    path: tuple[str, ...]
+    path: str
     limit: float
     unit: str
     below: bool = False
     minus: float = 0.0
 
-    def value(self, found: Found) -> float:
-        node: Any = found
-        for name in self.path:
+    def value(self, results: Results) -> float:
+        node: Any = results
+        for name in self.path.split("/"):
             node = node[name]
         return float(node["ratio"] if isinstance(node, Mapping) else node) - self.minus
 
 
-def has_matrix_units() -> bool:
-    """Returns whether this processor has AMX."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
-
-
-AMX = has_matrix_units()
+CPU = Path("/proc/cpuinfo")
+AMX = CPU.exists() and "amx_bf16" in CPU.read_text()
+"""Whether this processor has units for matrix products."""
 TARGETS = (
     Target(
         "step, over the fastest of Keras and PyTorch in bfloat16",
-        ("step", "over_fastest_bfloat16", "times_as_fast"),
+        "step/over_fastest_bfloat16/times_as_fast",
         1.2 if AMX else 1.5,
         "{:.2f}x",
     ),
     Target(
         "step in float32, over the fastest of Keras and PyTorch in float32",
-        ("step", "over_fastest_float32", "times_as_fast"),
+        "step/over_fastest_float32/times_as_fast",
         1.3,
         "{:.2f}x",
     ),
-    Target(
-        "step, of what its matrix products alone allow", ("limit", "share"), 0.6 if AMX else 0.8, "{:.0%}"
-    ),
-    Target("a pass over a log, of the step alone", ("end_to_end", "over_step"), 0.9, "{:.2f}x"),
+    Target("step, of what its matrix products alone allow", "limit/share", 0.6 if AMX else 0.8, "{:.0%}"),
+    Target("a pass over a log, of the step alone", "end_to_end/over_step", 0.9, "{:.2f}x"),
     Target(
         "reader, examples/s",
-        ("end_to_end", "reader_examples_per_second", "feeds, all that the reading thread does"),
+        "end_to_end/reader_examples_per_second/feeds, all that the reading thread does",
         1e6,
         "{:,.0f}",
     ),
-    Target(
-        "row update, of the step",
-        ("profile", "adagrad", "parts", "row_update", "share"),
-        0.15,
-        "{:.1%}",
-        True,
-    ),
-    Target("Shampoo over AdaGrad, batch 4096", ("shampoo", "4096", "over_adagrad"), 0.25, "{:.1%}", True, 1),
-    Target(
-        "Shampoo over AdaGrad, batch 16384", ("shampoo", "16384", "over_adagrad"), 0.10, "{:.1%}", True, 1
-    ),
+    Target("row update, of the step", "profile/adagrad/parts/row_update/share", 0.15, "{:.1%}", True),
+    Target("Shampoo over AdaGrad, batch 4096", "shampoo/4096/over_adagrad", 0.25, "{:.1%}", True, 1),
+    Target("Shampoo over AdaGrad, batch 16384", "shampoo/16384/over_adagrad", 0.10, "{:.1%}", True, 1),
     Target(
         "ranking, distillation and constraints, over the logistic loss alone",
-        ("objective", ALL_LOSSES, "ms_ratio"),
+        f"objective/{ALL_LOSSES}/ms_ratio",
         0.05,
         "{:.1%}",
         True,
         1,
     ),
-    Target("metrics, of the step", ("metrics", "share"), 0.03, "{:.1%}", True),
-    Target("step with growing ids, over buckets", ("ids", "growing_over_buckets"), 1.1, "{:.2f}x", True),
-    Target("reader with growing ids, of buckets", ("ids", "reader_buckets_over_growing"), 0.9, "{:.2f}x"),
-    Target("ctr --help, seconds", ("start", "commands", "help", "seconds"), 0.3, "{:.2f}", True),
+    Target("metrics, of the step", "metrics/share", 0.03, "{:.1%}", True),
+    Target("step with growing ids, over buckets", "ids/growing_over_buckets", 1.1, "{:.2f}x", True),
+    Target("reader with growing ids, of buckets", "ids/reader_buckets_over_growing", 0.9, "{:.2f}x"),
+    Target("ctr --help, seconds", "start/commands/help/seconds", 0.3, "{:.2f}", True),
+    Target("summary of a finished run, seconds", "start/commands/finished_run/seconds", 0.5, "{:.2f}", True),
+    Target("ctr score of one row, seconds", "start/commands/one_row/seconds", 2, "{:.2f}", True),
     Target(
-        "summary of a finished run, seconds",
-        ("start", "commands", "finished_run", "seconds"),
-        0.5,
-        "{:.2f}",
-        True,
+        "ctr train until the first batch, seconds", "start/commands/first_batch/seconds", 3, "{:.2f}", True
     ),
-    Target("ctr score of one row, seconds", ("start", "commands", "one_row", "seconds"), 2, "{:.2f}", True),
-    Target(
-        "ctr train until the first batch, seconds",
-        ("start", "commands", "first_batch", "seconds"),
-        3,
-        "{:.2f}",
-        True,
-    ),
-    Target("first step, seconds", ("start", "first_step_seconds"), 20, "{:.1f}", True),
+    Target("first step, seconds", "start/first_step_seconds", 20, "{:.1f}", True),
 )
 
 
-def judge(found: Found) -> list[dict[str, Any]]:
+def judge(results: Results) -> list[dict[str, Any]]:
     """For each target whose part was run what was measured, and whether it is met.
 
     Nothing is exactly 0 that was measured: a part of the step that no operation bears the name of was not.
     """
     judged = []
     for target in TARGETS:
-        if target.path[0] in found:
-            value = target.value(found)
+        if target.path.partition("/")[0] in results:
+            value = target.value(results)
             judged.append(
                 {
                     "what": target.what,
@@ -185,29 +158,26 @@ def judge(found: Found) -> list[dict[str, Any]]:
     return judged
 
 
-def targets_report(judged: list[dict[str, Any]]) -> str:
-    """The table."""
-    names = ("what", "limit", "measured")
-    rows = [[*(one[name] for name in names), "met" if one["met"] else "NOT met"] for one in judged]
-    return table(["target", "limit", "measured", ""], rows)
-
-
 def measure(
     only: tuple[str, ...] = tuple(PARTS), rounds: int = 6, compile: bool = True, small: bool = False
 ) -> dict[str, Any]:
     """Runs parts, each of which prints its tables at once."""
-    if unknown := [name for name in only if name not in PARTS]:
-        raise SystemExit(f"bench.py: error: no part {unknown[0]}; there are {', '.join(PARTS)}")
-    setting, found = Setting(rounds, small, compile), {}
+    check_names("part", only, tuple(PARTS))
+    setting, results = Setting(rounds, small, compile), {}
     for name in only:
         begun = time.perf_counter()
-        found[name] = PARTS[name](setting)
-        print(f"## {name}\n\n{show(found[name])}\n", flush=True)
-        found[name]["seconds_taken"] = time.perf_counter() - begun
-    found["targets"] = judge(found)
-    print(f"## targets\n\n{targets_report(found['targets'])}", flush=True)
-    return found
+        results[name] = PARTS[name](setting)
+        print(f"## {name}\n\n{nested_tables(results[name])}\n", flush=True)
+        results[name]["seconds_taken"] = time.perf_counter() - begun
+    results["targets"] = judge(results)
+    columns = ("what", "limit", "measured")
+    rows = [
+        [*(entry[name] for name in columns), "met" if entry["met"] else "NOT met"]
+        for entry in results["targets"]
+    ]
+    print(f"## targets\n\n{table(['target', 'limit', 'measured', ''], rows)}", flush=True)
+    return results
 
 
 if __name__ == "__main__":
-    main(measure, {"rounds": 1, "small": True}, shown=False)
+    main(measure, {"rounds": 1, "small": True}, prints=False)

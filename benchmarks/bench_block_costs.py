@@ -37,8 +37,8 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, f
     """(a, b, c) of a d^3 + b d^2 + c, none negative, with the smallest sum of squared relative errors."""
     terms = np.array([[size**3, size**2, 1] for size in sizes], np.float64) / np.array(seconds)[:, np.newaxis]
     scale = terms.max(axis=0)
-    found, _ = nnls(terms / scale, np.ones(len(sizes)))
-    a, b, c = (found / scale).tolist()
+    solution, _ = nnls(terms / scale, np.ones(len(sizes)))
+    a, b, c = (solution / scale).tolist()
     return a, b, c
 
 
@@ -51,14 +51,14 @@ def measure(
     with threadpool_limits(1):
         # In rounds: a slow moment of the machine then does not take all times of one size.
         times = np.array([[of_size(size, seconds) for size in sizes] for _ in range(rounds)]).min(axis=0)
-    found: dict[str, Any] = {"sizes": {str(size): {} for size in sizes}, "constants": {}}
-    for name, own in zip(("root", "product"), times.T, strict=True):
-        a, b, c = fit(sizes, own / 1000)
-        found["constants"][name] = {"a": a, "b": b, "c": c}
-        for size, ms in zip(sizes, own.tolist(), strict=True):
+    results: dict[str, Any] = {"sizes": {str(size): {} for size in sizes}, "constants": {}}
+    for name, shortest in zip(("root", "product"), times.T, strict=True):
+        a, b, c = fit(sizes, shortest / 1000)
+        results["constants"][name] = {"a": a, "b": b, "c": c}
+        for size, ms in zip(sizes, shortest.tolist(), strict=True):
             modelled = 1000 * (a * size**3 + b * size**2 + c)
-            found["sizes"][str(size)] |= {f"{name}_ms": ms, f"{name}_model_ms": modelled}
-    return found
+            results["sizes"][str(size)] |= {f"{name}_ms": ms, f"{name}_model_ms": modelled}
+    return results
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ bfloat16, its dense weights learned by AdaGrad or by Shampoo.
 from dataclasses import replace
 from typing import Any
 
-from own import gigaflops, make_model
+from ctr_model import gigaflops, make_model
 from reference import ADAGRAD, REFERENCE
 from runner import compare, main
 
@@ -49,10 +49,10 @@ def steps(dtype: str, optimizer: str, settings: tuple[str, ...], batch: int, rou
             "optimizer": OPTIMIZERS[optimizer],
         }
         models[setting] = make_model(replace(REFERENCE, batch=batch, feeds=BATCHES), changes)
-    found = compare({name: model.turn for name, model in models.items()}, rounds)
+    results = compare({name: model.turn for name, model in models.items()}, rounds)
     return {
         name: row | {"gigaflops": gigaflops(models[name].dense_matrices(), batch)}
-        for name, row in found.items()
+        for name, row in results.items()
     }
 
 

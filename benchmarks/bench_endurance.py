@@ -1,34 +1,25 @@
 """Memory, threads, open files and speed along one long pass: what grows with the log, and is to be limited.
 
-    python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG | --capacity SLOTS]
+    python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG]
 
 One pass of a DCNv2 over a simulated log, or over LOG, with everything that a run does: metrics, predictions, windows,
 checkpoints and Shampoo's roots. At each twentieth of it: the resident memory, the threads, the open files, and the
 examples a second since the last one. What grows with the log shows as a slope; the first fifth is left out of it,
 since tables and buffers are touched for the first time there.
-
-With --capacity the log has four features whose ids grow, a new one of each every fourth row, and each feature has that
-many slots: all are soon taken, and from then on ids are evicted as fast as new ones come. Memory then may not grow.
 """
 
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reference import publish_rows
 from runner import main, resident_bytes
 
 from ctr.config import parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log, read_manifests
-from ctr.data.schema import Schema
-from ctr.io.documents import read_json_object
-from ctr.io.hashing import splitmix64
+from ctr.data.log import read_manifests
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
@@ -40,26 +31,6 @@ CONFIG: dict[str, Any] = {
     "checkpoint": {"every_examples": 1_000_000},
     "metrics": {"window_examples": 200_000},
 }
-GROWING, WIDTH, ROWS_PER_ID, SLATE = 4, 16, 4, 4
-"""Of the log with growing ids: features, their width, rows until each has a new id, and rows of a query."""
-PARTITION_ROWS = 500_000
-
-
-def make_growing_log(folder: Path, examples: int) -> Path:
-    """A log in which ids come and go: mostly recent ones, by a heavy tail, and never one that is still to come."""
-    schema = Schema(
-        features=tuple(Category(name=f"f{n}", source=f"f{n}", width=WIDTH) for n in range(GROWING))
-    )
-    create_log(folder, schema)
-    random = np.random.default_rng(0)
-    for first in range(0, examples, PARTITION_ROWS):
-        row = np.arange(first, min(first + PARTITION_ROWS, examples))
-        age = (random.pareto(1.1, (len(row), GROWING)) * 2000).astype(np.int64)
-        numbers = (row[:, np.newaxis] // ROWS_PER_ID - age) * GROWING + np.arange(GROWING)
-        ids = splitmix64(numbers.view(np.uint64)).view(np.int64)
-        click = random.random(len(row)) < 0.1 + 0.2 * (ids[:, 0] % 2)
-        publish_rows(folder, schema, ids, click, row // SLATE, first)
-    return folder
 
 
 def resources() -> dict[str, int]:
@@ -72,7 +43,7 @@ def resources() -> dict[str, int]:
     }
 
 
-def endure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+def endure(log: Path, run: Path) -> dict[str, Any]:
     """Makes the pass; a line for each mark, and what grew from the first fifth to the end."""
     rows = sum(manifest.rows for manifest in read_manifests(log))
     lines: list[dict[str, float]] = []
@@ -85,17 +56,17 @@ def endure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
             lines.append({"examples": position, **resources(), "examples_per_second": round(rate)})
             last[:] = [position, now]
 
-    train(log, parse_model(TrainConfig, {**CONFIG, **changes}, "benchmark"), run, passed)
-    later = lines[MARKS // 5 :]
+    train(log, parse_model(TrainConfig, CONFIG, "benchmark"), run, passed)
+    fifth = MARKS // 5
+    later = lines[fifth:]
     million = np.array([line["examples"] for line in later]) / 1e6
     slopes = {
         name: round(float(np.polyfit(million, [line[name] for line in later], 1)[0]), 3)
         for name in ("memory_mb", "threads", "open_files")
     }
     memory = [line["memory_mb"] for line in lines]
-    most = max(memory[MARKS // 5 :]) / max(memory[: MARKS // 5])
+    most = max(memory[fifth:]) / max(memory[:fifth])
     rates = [line["examples_per_second"] for line in lines]
-    fifth = MARKS // 5
     return {
         "marks": {f"{line['examples']:,}": line for line in lines},
         "growth_per_million_examples": slopes,
@@ -104,21 +75,14 @@ def endure(log: Path, run: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure(examples: int = 20_000_000, log: Path | None = None, capacity: int = 0) -> dict[str, Any]:
+def measure(examples: int = 20_000_000, log: Path | None = None) -> dict[str, Any]:
     """Makes the log, unless it is given, and the pass."""
     with tempfile.TemporaryDirectory() as name:
-        folder, changes = Path(name), {}
-        if capacity:
-            changes = {"ids": {"capacity": capacity}}
-            log = make_growing_log(folder / "log", examples)
-        elif log is None:
+        folder = Path(name)
+        if log is None:
             log = folder / "log"
             simulate(parse_model(SimulatorConfig, {"examples": examples}, "benchmark"), log)
-        found = endure(log, folder / "run", changes)
-        if capacity:
-            ids = read_json_object(folder / "run" / "summary.json", "no summary")["ids"]
-            found["ids"] = {key: ids[key] for key in ("occupancy", "capacity", "admitted", "evicted")}
-    return found
+        return endure(log, folder / "run")
 
 
 if __name__ == "__main__":

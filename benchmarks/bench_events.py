@@ -10,13 +10,10 @@ also the simulator's raw strings, with --memory the peak for this log and for on
 """
 
 import logging
-import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import apache_beam as beam
 import numpy as np
@@ -33,34 +30,40 @@ from ctr.data.shards import read_shard
 from ctr.pipelines.events.follow import ingest_events
 
 FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2
-PER_QUERY, CLICK_RATE, KEPT = 4, 0.1, 0.25
+PER_QUERY, CLICK_RATE, NON_CLICK_RATE = 4, 0.1, 0.25
 INTERVAL_ROWS = 166_000
 HOUR_US, START_US = 3_600_000_000, 1_767_571_200_000_000
 ROWWISE_IMPRESSIONS = 20_000
 
 
-def mapping() -> EventMapping:
-    """The mapping of the events made here."""
+def mapping_content(partition: str, click_window: str, delay: str) -> dict[str, Any]:
+    """A mapping file's content for impressions with ``FEATURES`` categories of whole numbers, and their clicks."""
     keys = {
         "input": {"type": "parquet"},
         "time": {"column": "event_time", "unit": "us"},
         "arrival": {"column": "arrival_time", "unit": "us"},
         "impression_id": "impression_id",
     }
-    return EventMapping.model_validate(
-        {
-            "impressions": {**keys, "query_id": "query_id"},
-            "clicks": keys,
-            "partition": "1h",
-            "click_window": "30m",
-            "delay": "10m",
-            "sampling": {"name": "quarter", "rule": {"non_click_rate": KEPT}},
-            "features": [
-                {"name": f"f{number}", "kind": "category", "source": f"f{number}", "buckets": BUCKETS}
-                for number in range(FEATURES)
-            ],
-        }
-    )
+    names = [f"f{number}" for number in range(FEATURES)]
+    return {
+        "impressions": {**keys, "query_id": "query_id"},
+        "clicks": keys,
+        **{"partition": partition, "click_window": click_window, "delay": delay},
+        "features": [
+            {"name": name, "kind": "category", "source": name, "buckets": BUCKETS} for name in names
+        ],
+    }
+
+
+def mapping() -> EventMapping:
+    """The mapping of the events of this file, whose non-clicks are sampled."""
+    sampling = {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}}
+    return EventMapping.model_validate({**mapping_content("1h", "30m", "10m"), "sampling": sampling})
+
+
+def feature_columns(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+    """int64 [rows] of each feature, by Zipf's law."""
+    return {f"f{number}": random.zipf(ZIPF, rows) % (BUCKETS - 1) + 1 for number in range(FEATURES)}
 
 
 def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) -> int:
@@ -68,28 +71,28 @@ def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) 
     rng = np.random.default_rng(1)
     events = 0
     for hour in range(max(1, impressions // hour_rows)):
-        shown = np.sort(rng.integers(0, HOUR_US, hour_rows // PER_QUERY)) + START_US + hour * HOUR_US
-        shown = np.repeat(shown, PER_QUERY)
-        count = len(shown)
+        shown_at = np.sort(rng.integers(0, HOUR_US, hour_rows // PER_QUERY)) + START_US + hour * HOUR_US
+        shown_at = np.repeat(shown_at, PER_QUERY)
+        count = len(shown_at)
         number = np.arange(hour * count, (hour + 1) * count)
         columns = {
             "impression_id": number * 2_654_435_761 % 2**61,
             "query_id": number // PER_QUERY,
-            "event_time": shown,
-            "arrival_time": shown + rng.exponential(10e6, count).astype(np.int64),
-            **{f"f{number}": rng.zipf(ZIPF, count) % (BUCKETS - 1) + 1 for number in range(FEATURES)},
+            "event_time": shown_at,
+            "arrival_time": shown_at + rng.exponential(10e6, count).astype(np.int64),
+            **feature_columns(rng, count),
         }
         clicked = rng.random(count) < CLICK_RATE
-        moment = shown[clicked] + 1 + rng.exponential(60e6, clicked.sum()).astype(np.int64)
+        moment = shown_at[clicked] + 1 + rng.exponential(60e6, clicked.sum()).astype(np.int64)
         clicks = {
             "impression_id": columns["impression_id"][clicked],
             "event_time": moment,
             "arrival_time": moment + rng.exponential(10e6, len(moment)).astype(np.int64),
         }
-        for kind, found in (("impressions", columns), ("clicks", clicks)):
+        for kind, table in (("impressions", columns), ("clicks", clicks)):
             (folder / kind).mkdir(parents=True, exist_ok=True)
-            order = pa.array(np.argsort(found["arrival_time"], kind="stable"))
-            content = parquet_bytes(pa.table(found).take(order))
+            order = pa.array(np.argsort(table["arrival_time"], kind="stable"))
+            content = parquet_bytes(pa.table(table).take(order))
             (folder / kind / f"{hour:05d}.parquet").write_bytes(content)
             events += len(order)
     return events
@@ -110,9 +113,9 @@ def read_and_write(folder: Path, log: Path) -> float:
 def rowwise(folder: Path) -> tuple[int, float]:
     """The join of single rows: how many events, and seconds."""
     impressions = pq.read_table(folder / "impressions" / "00000.parquet").slice(0, ROWWISE_IMPRESSIONS)
-    shown = set(impressions.column("impression_id").to_pylist())
+    impression_ids = set(impressions.column("impression_id").to_pylist())
     clicks = pq.read_table(folder / "clicks" / "00000.parquet").to_pylist()
-    clicks = [row for row in clicks if row["impression_id"] in shown]
+    clicks = [row for row in clicks if row["impression_id"] in impression_ids]
     rows = impressions.to_pylist()
 
     def label(element: Any) -> Any:
@@ -125,9 +128,9 @@ def rowwise(folder: Path) -> tuple[int, float]:
         with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner"])) as pipeline:
             keyed = {
                 kind: pipeline
-                | f"Create {kind}" >> beam.Create(found)
+                | f"Create {kind}" >> beam.Create(elements)
                 | f"Key {kind}" >> beam.Map(lambda row: (row["impression_id"], row))
-                for kind, found in (("impressions", rows), ("clicks", clicks))
+                for kind, elements in (("impressions", rows), ("clicks", clicks))
             }
             fields = [*impressions.schema, pa.field("label", pa.int64())]
             _ = (
@@ -146,12 +149,12 @@ def raw_events(folder: Path, examples: int) -> tuple[int, float]:
     from ctr.simulator.simulate import simulate
 
     config = SimulatorConfig(examples=examples, queries_per_day=200_000)
-    made = simulate(config, folder / "log", events=folder / "events")
+    counts = simulate(config, folder / "log", events=folder / "events")
     content = read_yaml(Path(__file__).parent.parent / "examples/events/simulated.yaml", "mapping")
     simulated = EventMapping.model_validate(content)
     begun = time.perf_counter()
     ingest_events(simulated, [folder / "events"], folder / "joined")
-    return made["delivered_impressions"] + made["delivered_clicks"], time.perf_counter() - begun
+    return counts["delivered_impressions"] + counts["delivered_clicks"], time.perf_counter() - begun
 
 
 def peak_megabytes(impressions: int) -> float:
@@ -178,7 +181,7 @@ def measure(
         rate = events / (time.perf_counter() - begun)
         least = read_and_write(folder / "events", folder / "log")
         rows, rows_seconds = rowwise(folder / "first")
-        found = {
+        results = {
             "events": events,
             "events_per_second": rate,
             "times_read_and_write_alone": events / rate / least,
@@ -187,11 +190,11 @@ def measure(
         }
         if raw:
             count, raw_seconds = raw_events(folder / "raw", impressions // 4)
-            found["raw_events_per_second"] = count / raw_seconds
+            results["raw_events_per_second"] = count / raw_seconds
     if memory:
-        found["peak_mb"] = peak_megabytes(impressions)
-        found["peak_mb_ten_times"] = peak_megabytes(10 * impressions)
-    return found
+        results["peak_mb"] = peak_megabytes(impressions)
+        results["peak_mb_ten_times"] = peak_megabytes(10 * impressions)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside those of libraries.
+"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside tables of libraries.
 
     python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--rounds 30]
 
 All arms know the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. An arm of a
 library gets what our own table does as well: one number for a feature and a fingerprint, and the check that the
-id found is the one asked for, since it may have been evicted. Times are those of the processor, over all threads:
+id found is the one asked for, since it may have been evicted. Times are processor times, over all threads:
 TensorFlow's table uses several, which a training step would be without. Its limit: misses of the caches.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 from pandas._libs.hashtable import Int64HashTable
-from runner import Numbers, compare, main
+from runner import Numbers, compare, main, processor_ms
 
 from ctr.training.ids.id_table import IdTable, mix
 
@@ -96,57 +95,51 @@ class OfTensorFlow(OfLibrary):
         return 16 * 2 ** int(np.ceil(np.log2(self.places / 0.8))) + 10 * self.places
 
 
-def worked_ms(call: Callable[[], object]) -> float:
-    begin = time.process_time()
-    call()
-    return 1000 * (time.process_time() - begin)
-
-
 def batches(
-    random: np.random.Generator, known: Ids, distinct: int, new: int, count: int
+    random: np.random.Generator, table_ids: Ids, distinct: int, new: int, count: int
 ) -> list[tuple[Ids, Ids]]:
     """For each round the ids that are looked up, ``new`` of them unknown, and these alone."""
-    made = []
+    batch_ids = []
     for _ in range(count):
         fresh = draw_ids(random, new)
-        old = random.choice(len(known[0]), distinct - new, replace=False)
-        both = tuple(np.concatenate([part[old], added]) for part, added in zip(known, fresh, strict=True))
+        old = random.choice(len(table_ids[0]), distinct - new, replace=False)
+        both = tuple(np.concatenate([part[old], added]) for part, added in zip(table_ids, fresh, strict=True))
         order = random.permutation(distinct)
-        made.append(((both[0][order], both[1][order]), fresh))
-    return made
+        batch_ids.append(((both[0][order], both[1][order]), fresh))
+    return batch_ids
 
 
-def tables(known: Ids, made: list[tuple[Ids, Ids]]) -> dict[str, dict[str, Any]]:
+def tables(table_ids: Ids, batch_ids: list[tuple[Ids, Ids]]) -> dict[str, dict[str, Any]]:
     """A lookup and adding, in turns."""
-    most = len(known[0]) + sum(len(fresh[0]) for _, fresh in made)
+    most = len(table_ids[0]) + sum(len(fresh[0]) for _, fresh in batch_ids)
     kinds: Mapping[str, Table] = {
         "own": IdTable(),
         "pandas": OfPandas(most),
         "TensorFlow": OfTensorFlow(most),
     }
     built = {}
-    for name, one in kinds.items():
-        build = worked_ms(lambda one=one: one.add(*known))
-        built[name] = {"build_seconds": build / 1000, "bytes_per_id": one.nbytes / len(known[0])}
+    for name, table in kinds.items():
+        build = processor_ms(lambda table=table: table.add(*table_ids))
+        built[name] = {"build_seconds": build / 1000, "bytes_per_id": table.nbytes / len(table_ids[0])}
 
-    def arm(one: Table) -> Callable[[], Numbers]:
-        rounds = iter(made)
+    def arm(table: Table) -> Callable[[], Numbers]:
+        rounds = iter(batch_ids)
 
         def turn() -> Numbers:
             ids, fresh = next(rounds)
-            found = worked_ms(lambda: one.find(*ids))
-            added = worked_ms(lambda: one.add(*fresh))
+            lookup_ms = processor_ms(lambda: table.find(*ids))
+            added = processor_ms(lambda: table.add(*fresh))
             return {
-                "lookup_ms": found,
+                "lookup_ms": lookup_ms,
                 "add_ms": added,
-                "lookups_per_second": 1000 * len(ids[0]) / max(found, 1e-9),
+                "lookups_per_second": 1000 * len(ids[0]) / max(lookup_ms, 1e-9),
                 "adds_per_second": 1000 * len(fresh[0]) / max(added, 1e-9),
             }
 
         return turn
 
-    found = compare({name: arm(one) for name, one in kinds.items()}, len(made) - 1)
-    return {name: built[name] | row for name, row in found.items()}
+    results = compare({name: arm(table) for name, table in kinds.items()}, len(batch_ids) - 1)
+    return {name: built[name] | row for name, row in results.items()}
 
 
 def measure(

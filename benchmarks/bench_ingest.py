@@ -8,15 +8,12 @@ and measures beside it what the same machine needs for parsing the file alone.
 """
 
 import multiprocessing
-import os
 import resource
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pyarrow as pa
@@ -62,22 +59,21 @@ def zipf_ranks(generator: np.random.Generator, distinct: int, rows: int) -> np.n
     return np.minimum(ranks.astype(np.int64), distinct) - 1
 
 
-def write_criteo(path: Path, rows: int, seed: int, begin_s: int | None = None) -> None:
-    """Writes a file in the Criteo format; with a begin, seconds since 1970 come first, a hundred rows in each."""
+def write_criteo(path: Path, rows: int, seed: int) -> None:
+    """Writes a file in the Criteo format."""
     generator = np.random.default_rng(seed)
     options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with path.open("wb") as file:
         for first in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - first)
-            columns = [] if begin_s is None else [pa.array(begin_s + np.arange(first, first + count) // 100)]
-            columns.append(pa.array((generator.random(count) < 0.25).astype(np.int8)))
+            columns = [pa.array((generator.random(count) < 0.25).astype(np.int8))]
             for missing, scale in zip(MISSING_NUMBERS, NUMBER_SCALES, strict=True):
                 values = np.floor(scale * generator.lognormal(-1.0, 1.4, count)).astype(np.int64)
                 columns.append(pa.array(values, mask=generator.random(count) < missing))
             for column, distinct in enumerate(DISTINCT, 1):
                 absent = generator.random(count) < MISSING_CATEGORIES.get(column, 0.0)
                 columns.append(hashed_strings(column, zipf_ranks(generator, distinct, count), absent))
-            table = pa.table(columns, names=[f"c{place}" for place in range(len(columns))])
+            table = pa.table(columns, names=[f"c{number}" for number in range(len(columns))])
             pa_csv.write_csv(table, file, options)
 
 
@@ -106,7 +102,7 @@ def measure(rows: int = 2_000_000, seed: int = 0, folder: Path | None = None) ->
     mapping = load_format("criteo")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         small, large, log = (Path(name) / file for file in ("warm.tsv", "train.tsv", "log"))
-        # In a process of its own, so that the peak of memory is that of the ingest.
+        # In a process of its own, so that the peak of memory is the ingest's.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             process.submit(write_criteo, small, 1000, seed).result()
             process.submit(write_criteo, large, rows, seed).result()

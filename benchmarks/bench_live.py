@@ -20,35 +20,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import yaml
+from bench_events import feature_columns, mapping_content
 from runner import main
 
 from ctr.data.parquet_files import parquet_bytes
 from ctr.io.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3
-FEATURES, BUCKETS = 26, 100_000
 CONFIG = {"batch": {"rows": 4096, "within_partitions": True}, "record_predictions": False}
-
-
-def mapping() -> dict[str, Any]:
-    """The mapping file of the events."""
-    keys = {
-        "input": {"type": "parquet"},
-        "time": {"column": "event_time", "unit": "us"},
-        "arrival": {"column": "arrival_time", "unit": "us"},
-        "impression_id": "impression_id",
-    }
-    return {
-        "impressions": {**keys, "query_id": "query_id"},
-        "clicks": keys,
-        "partition": f"{INTERVAL}s",
-        "click_window": f"{WINDOW}s",
-        "delay": f"{DELAY}s",
-        "features": [
-            {"name": f"f{number}", "kind": "category", "source": f"f{number}", "buckets": BUCKETS}
-            for number in range(FEATURES)
-        ],
-    }
 
 
 def write_live(folder: Path, seconds: float, rate: int) -> None:
@@ -59,17 +38,17 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
     while moment < begun + seconds * 1e6:
         time.sleep(max(0.0, moment / 1e6 + 1 - time.time()))
         now = time.time_ns() // 1000
-        shown = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
-        ids = np.arange(number, number + len(shown))
+        shown_at = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
+        ids = np.arange(number, number + len(shown_at))
         table = {
             "impression_id": ids,
             "query_id": ids // 4,
-            "event_time": shown,
-            "arrival_time": np.full(len(shown), now),
-            **{f"f{n}": rng.zipf(1.2, len(shown)) % (BUCKETS - 1) + 1 for n in range(FEATURES)},
+            "event_time": shown_at,
+            "arrival_time": np.full(len(shown_at), now),
+            **feature_columns(rng, len(shown_at)),
         }
-        clicked = rng.random(len(shown)) < 0.1
-        later = shown[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)
+        clicked = rng.random(len(shown_at)) < 0.1
+        later = shown_at[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)
         clicks_to_come = np.concatenate([clicks_to_come, np.stack([ids[clicked], later], 1)])
         happened = clicks_to_come[:, 1] <= now
         click = clicks_to_come[happened]
@@ -81,12 +60,14 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
         }
         for kind, columns in (("impressions", table), ("clicks", clicks)):
             write_atomic_bytes(folder / kind / f"{now}.parquet", parquet_bytes(pa.table(columns)))
-        number, moment = number + len(shown), now
+        number, moment = number + len(shown_at), now
 
 
 def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     """Runs all programs, and returns the delays of the intervals after the first three, which warm up."""
-    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping()))
+    (folder / "mapping.yaml").write_text(
+        yaml.safe_dump(mapping_content(f"{INTERVAL}s", f"{WINDOW}s", f"{DELAY}s"))
+    )
     (folder / "train.yaml").write_text(yaml.safe_dump(CONFIG))
     for kind in ("impressions", "clicks"):
         (folder / "events" / kind).mkdir(parents=True)

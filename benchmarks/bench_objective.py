@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from own import Model, benchmark_config, make_model
+from ctr_model import Model, benchmark_config, make_model
 from reference import REFERENCE
 from runner import compare, main
 
@@ -89,8 +89,8 @@ def steps(
 ) -> dict[str, dict[str, Any]]:
     """The step of variants, ``logistic`` first; ``common`` is the configuration of all."""
     models = {name: model_on_log(log, batch, merged(common, VARIANTS[name])) for name in variants}
-    found = compare({name: model.turn for name, model in models.items()}, rounds)
-    return {name: row | {"feed_ms": models[name].feed_ms} for name, row in found.items()}
+    results = compare({name: model.turn for name, model in models.items()}, rounds)
+    return {name: row | {"feed_ms": models[name].feed_ms} for name, row in results.items()}
 
 
 def measure(

@@ -41,13 +41,13 @@ def of_size(size: int, seconds: float) -> dict[str, Any]:
         "eigh": lambda: inverse_root(matrix, ORDER, epsilon=EPSILON).residual,
         "coupled": lambda: float(inverse_roots(batch, ORDER, EPSILON)[1][0]),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, call in calls.items():
-        found[name] = {"ms": repeat(call, seconds, 2)["p50_ms"]}
-        found[name]["times_numpy"] = found[name]["ms"] / found["numpy"]["ms"]
+        results[name] = {"ms": repeat(call, seconds, 2)["p50_ms"]}
+        results[name]["times_numpy"] = results[name]["ms"] / results["numpy"]["ms"]
     for name in ("eigh", "coupled"):
-        found[name]["residual"] = calls[name]()
-    return found
+        results[name]["residual"] = calls[name]()
+    return results
 
 
 def measure(sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024), seconds: float = 0.6) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from ctr.training.config import TrainConfig
 FEATURES, UI_FEATURES, WIDTH = 26, 4, 16
 DIFFERENT_REQUESTS = 2000
 ROUNDS = 5
+SQUARE = 2048
+"""Rows of the large matrices whose product's rate is the limit."""
 MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
 Columns = dict[str, list[str]]
 
@@ -66,15 +68,11 @@ def draw_rows(rng: np.random.Generator, rows: int) -> Columns:
     return {f"c{n}": [f"v{value}" for value in values[n]] for n in range(FEATURES)}
 
 
-def different(rng: np.random.Generator, rows: int) -> "itertools.cycle[Columns]":
-    return itertools.cycle([draw_rows(rng, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
-
-
-def matmul_peak(compute_dtype: str, seconds: float, size: int = 2048) -> float:
+def matmul_peak(compute_dtype: str, seconds: float) -> float:
     """Floating-point operations a second of large matrix products."""
-    left, right = (tf.cast(tf.random.normal([size, size]), compute_dtype) for _ in range(2))
+    left, right = (tf.cast(tf.random.normal([SQUARE, SQUARE]), compute_dtype) for _ in range(2))
     product = tf.function(lambda: tf.matmul(left, right))
-    return 2 * size**3 / (repeat(lambda: product()[0, 0].numpy(), seconds)["p50_ms"] / 1000)
+    return 2 * SQUARE**3 / (repeat(lambda: product()[0, 0].numpy(), seconds)["p50_ms"] / 1000)
 
 
 def operations(scorer: Scorer, tower: str) -> int:
@@ -100,7 +98,8 @@ def paired_rows(ads: Columns, treatments: Columns) -> Columns:
 
 def predict(scorer: Scorer, rows: int, peak: float, seconds: float) -> dict[str, float]:
     """Batches of so many raw rows."""
-    raw = different(np.random.default_rng(1), rows)
+    random = np.random.default_rng(1)
+    raw = itertools.cycle([draw_rows(random, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
     times = repeat(lambda: scorer.predict(next(raw)), seconds, 10)
     limit = 1000 * rows * operations(scorer, "quality") / peak
     rate, share = 1000 * rows / times["p50_ms"], limit / times["p50_ms"]
@@ -118,19 +117,19 @@ def request(
         {name: values for name, values in draw_rows(rng, ads).items() if int(name[1:]) >= UI_FEATURES}
         for _ in range(DIFFERENT_REQUESTS)
     ]
-    shown = {
+    treatment_columns = {
         name: values for name, values in draw_rows(rng, treatments).items() if int(name[1:]) < UI_FEATURES
     }
     asked = itertools.cycle(requests)
-    rows = itertools.cycle([paired_rows(one, shown) for one in requests[:16]])
+    rows = itertools.cycle([paired_rows(ad_columns, treatment_columns) for ad_columns in requests[:16]])
 
     remembered = scorers["uncached"].quality(next(asked))
 
     def factors(scorer: Scorer) -> np.ndarray:
-        return scorer.combine_pairs(scorer.quality(next(asked)), scorer.ui(shown))
+        return scorer.combine_pairs(scorer.quality(next(asked)), scorer.ui(treatment_columns))
 
     def other_treatments() -> np.ndarray:
-        return scorers["uncached"].combine_pairs(remembered, scorers["uncached"].ui(shown))
+        return scorers["uncached"].combine_pairs(remembered, scorers["uncached"].ui(treatment_columns))
 
     quality, ui = (operations(scorers["factorized"], tower) for tower in ("quality", "ui"))
     pairs = ads * treatments
@@ -141,13 +140,13 @@ def request(
         "factorized, Q cached": (other_treatments, treatments * ui),
     }
     turns = {name: lambda call=call: repeat(call, seconds / ROUNDS, 10) for name, (call, _) in ways.items()}
-    found = compare(turns, ROUNDS, 0)
-    for name, row in found.items():
+    results = compare(turns, ROUNDS, 0)
+    for name, row in results.items():
         row |= {
             "limit_ms": 1000 * ways[name][1] / peak,
             "times_plain_limit": ways["plain"][1] / ways[name][1],
         }
-    return found
+    return results
 
 
 def measure(
@@ -172,7 +171,7 @@ def measure(
         "matmul_gflops": peak / 1e9,
         "predict": {f"{rows} rows": predict(scorers["plain"], rows, peak, seconds) for rows in batches},
         "requests": {
-            f"{one} x {treatments}": request(scorers, one, treatments, peak, seconds) for one in ads
+            f"{count} x {treatments}": request(scorers, count, treatments, peak, seconds) for count in ads
         },
     }
 

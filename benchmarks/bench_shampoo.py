@@ -6,23 +6,22 @@ training_step          the step of the reference model with AdaGrad and with Sha
                        root interval each; all roots are computed anew at each exchange, on the same processors
 optimizer_step         the optimizer alone, on gradients of those shapes: all blocks of a shape in one product, against
                        a product for each block of each variable, and against whole variables without blocks
-family_training_step   the training step with each of Shampoo's relatives, with roots, bases and inverses
 memory                 bytes of statistics and roots beside PSO table 2
 
 The limit of all but the last is the FLOPs of the products.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from convergence_settings import OPTIMIZERS
-from own import make_model
-from reference import ADAGRAD, REFERENCE, Size, dense_shapes
+from ctr_model import Model, make_model
+from reference import REFERENCE, Size, dense_shapes
 from runner import Numbers, compare, main, timed
 
 from ctr.optim.shampoo import layout as optimizer_layout
@@ -33,46 +32,11 @@ from ctr.optim.shampoo.options import ShampooOptions, Statistics
 SETTLED = 10_000
 """A step from which on exchanges are tau1 apart."""
 FEEDS = 10
-FAMILY: dict[str, dict[str, Any]] = {
-    "adagrad": ADAGRAD,
-    "shampoo": {},
-    "eigenvalue_corrected": {"shampoo": {"method": "eigenvalue_corrected"}},
-    "soap": {"shampoo": {"momentum": 0.0, "nesterov": False, **OPTIMIZERS["soap"].options}},
-}
 
 
 def settle(core: ShampooCore, last_exchange: int = SETTLED) -> None:
     core.step.assign(SETTLED)
     core.exchanged.exchanged_at.assign(last_exchange)
-
-
-def steps_in_turns(
-    size: Size, changes: Mapping[str, Mapping[str, Any]], rounds: int, turn: int
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """A training step of each arm, by turns, and their optimizers.
-
-    Args:
-        changes: to the reference model's configuration, by name of the arm.
-        turn: steps of one turn.
-    """
-    models = {name: make_model(size, change) for name, change in changes.items()}
-    cores = {name: getattr(model.state.dense_optimizer, "core", None) for name, model in models.items()}
-    shampoos = [core for core in cores.values() if isinstance(core, ShampooCore)]
-    for model in models.values():
-        model.turn()
-    for core in shampoos:
-        settle(core)
-
-    def of(name: str) -> Numbers:
-        times = [models[name].turn()["ms"] for _ in range(max(1, turn // size.feeds))]
-        return {"ms": float(np.mean(times))}
-
-    # From the turn on that is not counted, each takes in the roots of one exchange and sends another.
-    for name in models:
-        of(name)
-    for core in shampoos:
-        core.exchanged.host.seconds_waited = 0.0
-    return compare({name: lambda name=name: of(name) for name in models}, rounds, 0), cores
 
 
 def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str, Any]:
@@ -83,27 +47,30 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
     """
     turn = turn or ShampooOptions().precondition_frequency
     size = replace(size, feeds=min(FEEDS, turn))
-    found, cores = steps_in_turns(size, {"adagrad": ADAGRAD, "shampoo": {}}, rounds, turn)
-    core = cores["shampoo"]
+    models = {"adagrad": make_model(size), "shampoo": make_model(size, {})}
+    for model in models.values():
+        model.turn()
+    core = models["shampoo"].state.dense_optimizer.core
+    settle(core)
+
+    def steps(model: Model) -> Numbers:
+        return {"ms": float(np.mean([model.turn()["ms"] for _ in range(max(1, turn // size.feeds))]))}
+
+    # From the turn on that is not counted, Shampoo takes in the roots of one exchange and sends another.
+    for model in models.values():
+        steps(model)
+    core.exchanged.host.seconds_waited = 0.0
+    results = compare({name: partial(steps, model) for name, model in models.items()}, rounds, 0)
     timing, report = core.timing(), core.report()
     root_ms = 1000 * timing["seconds_computing"] / max(report["refreshed"], 1)
     return {
-        "adagrad_ms": found["adagrad"]["ms"],
-        "shampoo_ms": found["shampoo"]["ms"],
-        "over_adagrad": found["shampoo"]["ms_ratio"],
+        "adagrad_ms": results["adagrad"]["ms"],
+        "shampoo_ms": results["shampoo"]["ms"],
+        "over_adagrad": results["shampoo"]["ms_ratio"],
         "waited_ms_per_step": 1000 * timing["seconds_waited"] / (rounds * turn),
         "roots_refreshed": report["refreshed"],
         "root_ms_per_step": root_ms * core.layout.matrices / turn,
     }
-
-
-def family_training_step(size: Size, rounds: int, turn: int) -> dict[str, dict[str, Any]]:
-    """Returns what each of the family adds to AdaGrad's step, with all that is computed every so many steps."""
-    changes = {
-        name: change if change is ADAGRAD else {"optimizer": {"dense": change}}
-        for name, change in FAMILY.items()
-    }
-    return steps_in_turns(replace(size, feeds=min(FEEDS, turn)), changes, rounds, turn)[0]
 
 
 def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
@@ -115,26 +82,10 @@ def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
     )
 
 
-def random_gradients() -> list[tf.Tensor]:
-    rng = np.random.default_rng(0)
-    return [tf.constant(rng.normal(size=shape).astype(np.float32)) for shape in dense_shapes()]
-
-
-def zeros() -> list[tf.Variable]:
-    return [tf.Variable(tf.zeros(shape)) for shape in dense_shapes()]
-
-
-def settled_step(core: ShampooCore, gradients: Sequence[tf.Tensor]) -> Any:
-    """The compiled step of an optimizer that is late in its run, no exchange of roots among the steps."""
-    step = tf.function(lambda: core.update(gradients, 0.0), autograph=False)
-    settle(core, 2 * SETTLED)
-    step()
-    return step
-
-
 def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
     """The optimizer's step alone, statistics at every step, without roots."""
-    gradients = random_gradients()
+    random = np.random.default_rng(0)
+    gradients = [tf.constant(random.normal(size=shape).astype(np.float32)) for shape in dense_shapes()]
     blocks = ShampooOptions(statistics=Statistics(frequency=1), block_size=block_size)
     singly = {"make_stacks": stacks_of_one}
     kinds: dict[str, tuple[ShampooOptions, dict[str, Any]]] = {
@@ -145,27 +96,31 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
     arms = {}
     for name, (options, changes) in kinds.items():
         with mock.patch.multiple(optimizer_layout, **changes) if changes else nullcontext():
-            core = ShampooCore(options, zeros())
-        arms[name] = timed(settled_step(core, gradients))
+            core = ShampooCore(options, [tf.Variable(tf.zeros(shape)) for shape in dense_shapes()])
+        step = tf.function(partial(core.update, gradients, 0.0), autograph=False)
+        # As it is late in a run: no exchange of roots is among the steps.
+        settle(core, 2 * SETTLED)
+        step()
+        arms[name] = timed(step)
     return compare(arms, rounds)
 
 
 def memory() -> dict[str, dict[str, float]]:
     """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
     shapes = [shape for shape in dense_shapes() if len(shape) == 2 and 1 not in shape]
-    found = {}
+    results = {}
     for name, size in (("blocks", 256), ("whole", 8192)):
         core = ShampooCore(
             ShampooOptions(block_size=size), [tf.Variable(tf.zeros(shape)) for shape in shapes]
         )
         matrices = [*core.statistics.windows, *core.statistics.totals, *core.exchanged.roots]
-        found[name] = {
+        results[name] = {
             "weights": sum(m * n for m, n in shapes),
             "entries": sum(factor.count * factor.size**2 for factor in core.layout.factors),
             "bytes_with_roots": sum(v.dtype.size * int(np.prod(v.shape)) for v in matrices),
         }
-    assert found["whole"]["entries"] == sum(m**2 + n**2 for m, n in shapes)
-    return found
+    assert results["whole"]["entries"] == sum(m**2 + n**2 for m, n in shapes)
+    return results
 
 
 def measure(
@@ -174,14 +129,14 @@ def measure(
     blocks: tuple[int, ...] = (256, 128, 64),
     turn: int = 0,
 ) -> dict[str, Any]:
-    """All four; ``turn`` steps make a turn, by default those from one exchange of roots to the next."""
+    """All three; ``turn`` steps make a turn, by default those from one exchange of roots to the next."""
     turn = turn or ShampooOptions().precondition_frequency
-    sizes = {batch: replace(REFERENCE, batch=batch) for batch in batches}
     return {
         "memory": memory(),
         "optimizer_step": {f"blocks of {size}": optimizer_step(20 * rounds, size) for size in blocks},
-        "family_training_step": family_training_step(sizes[batches[0]], rounds, turn),
-        "training_step": {str(batch): training_step(size, rounds, turn) for batch, size in sizes.items()},
+        "training_step": {
+            str(batch): training_step(replace(REFERENCE, batch=batch), rounds, turn) for batch in batches
+        },
     }
 
 

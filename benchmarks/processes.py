@@ -53,7 +53,7 @@ def run_python(
     Raises:
         SystemExit: one of them failed.
     """
-    words = [sys.executable, *map(str, arguments)]
+    command = [sys.executable, *map(str, arguments)]
     limits = (
         {} if threads is None else dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(threads))
     )
@@ -63,12 +63,12 @@ def run_python(
     with tempfile.TemporaryDirectory() as name:
         for seat in make_seats(size) if size > 1 else [None]:
             files = [Path(name) / f"{len(processes)}.{kind}" for kind in ("out", "err")]
-            own = {} if seat is None else seat.variable()
+            env = common if seat is None else {**common, **seat.variable()}
             descriptors = [] if seat is None else seat.descriptors
             with files[0].open("w") as out, files[1].open("w") as err:
                 begun = time.perf_counter()
                 process = subprocess.Popen(
-                    words, env={**common, **own}, stdout=out, stderr=err, pass_fds=descriptors, cwd=cwd
+                    command, env=env, stdout=out, stderr=err, pass_fds=descriptors, cwd=cwd
                 )
             processes.append((process, files, begun))
         ended, failed = [], ""
@@ -77,12 +77,12 @@ def run_python(
             seconds, worked = time.perf_counter() - begun, usage.ru_utime + usage.ru_stime
             ended.append(Ended(out_file.read_text(), seconds, worked, 1024 * usage.ru_maxrss))
             if status and not failed:
-                failed = f"{' '.join(words)}: {err_file.read_text().strip()[-2000:]}"
+                failed = f"{' '.join(command)}: {err_file.read_text().strip()[-2000:]}"
         if failed:
             raise SystemExit(failed)
         return ended
 
 
-def run_command(*words: object, cwd: Path | None = None, threads: int | None = None) -> Ended:
+def run_command(*arguments: object, cwd: Path | None = None, threads: int | None = None) -> Ended:
     """Runs ``ctr WORDS`` to its end."""
-    return run_python(["-m", "ctr", *words], threads=threads, cwd=cwd)[0]
+    return run_python(["-m", "ctr", *arguments], threads=threads, cwd=cwd)[0]

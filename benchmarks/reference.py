@@ -82,19 +82,28 @@ def batch_of(rows: int) -> dict[str, int]:
 
 def reference_schema(size: Size = REFERENCE) -> Schema:
     """Its features."""
-    names = [f"f{number}" for number in range(size.features)]
-    buckets = None if size.growing else size.buckets
-    features = [Category(name=name, source=name, buckets=buckets, width=size.width) for name in names]
-    return Schema(features=tuple(features))
+    buckets = dict.fromkeys((f"f{n}" for n in range(size.features)), None if size.growing else size.buckets)
+    return category_schema(buckets, width=size.width)
 
 
-def dense_shapes(size: Size = REFERENCE) -> list[tuple[int, ...]]:
+def category_schema(buckets: Mapping[str, int | None], **options: Any) -> Schema:
+    """Categories of so many buckets each, None for ids that grow; ``options`` are the same for all."""
+    return Schema(
+        features=tuple(Category(name=n, source=n, buckets=size, **options) for n, size in buckets.items())
+    )
+
+
+def reference_layers() -> list[list[tuple[int, ...]]]:
+    """The shapes of the dense weights of the reference model by layer, in the order of the work."""
+    inputs, rank = REFERENCE.features * REFERENCE.width, MODEL["crosses"]["rank"]
+    crosses = [[(inputs, rank), (rank, inputs), (inputs,)]] * MODEL["crosses"]["layers"]
+    sizes = [inputs, *MODEL["deep"]["units"], 1]
+    return crosses + [[(before, after), (after,)] for before, after in pairwise(sizes)]
+
+
+def dense_shapes() -> list[tuple[int, ...]]:
     """The dense weights of the reference model."""
-    inputs, rank = size.features * size.width, MODEL["crosses"]["rank"]
-    shapes: list[tuple[int, ...]] = [(inputs, rank), (rank, inputs), (inputs,)] * MODEL["crosses"]["layers"]
-    for before, after in pairwise([inputs, *MODEL["deep"]["units"], 1]):
-        shapes += [(before, after), (after,)]
-    return shapes
+    return [shape for layer in reference_layers() for shape in layer]
 
 
 def zipf_ids(random: np.random.Generator, rows: int, size: Size = REFERENCE) -> np.ndarray:
@@ -112,18 +121,18 @@ def click_labels(random: np.random.Generator, ids: np.ndarray) -> np.ndarray:
     return (random.random(len(ids)) < 0.1 + 0.2 * (ids[:, 0] % 2)).astype(np.float32)
 
 
-def reference_examples(size: Size = REFERENCE, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+def reference_examples(size: Size) -> list[tuple[np.ndarray, np.ndarray]]:
     """Ids and labels of each of the batches."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     ids = [zipf_ids(random, size.batch, size) for _ in range(size.feeds)]
-    return [(one, click_labels(random, one)) for one in ids]
+    return [(batch_ids, click_labels(random, batch_ids)) for batch_ids in ids]
 
 
-def reference_batches(size: Size = REFERENCE, slate: int = SLATE, seed: int = 0) -> list[Batch]:
+def reference_batches(size: Size = REFERENCE, slate: int = SLATE) -> list[Batch]:
     """The same examples in queries of ``slate`` rows."""
     batches = []
     number, ones = np.arange(size.batch, dtype=np.int64), np.ones(size.batch, np.float32)
-    for ids, label in reference_examples(size, seed):
+    for ids, label in reference_examples(size):
         rows = Rows(
             query_time=number // slate,
             timestamp=number // slate,
@@ -170,6 +179,23 @@ def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
         label = click_labels(random, ids)
         query = (first + np.arange(len(ids))) // SLATE
         publish_rows(folder, schema, log_ids(ids, size), label, query, first)
+    return folder
+
+
+def publish_log(
+    folder: Path, schema: Schema, ids: np.ndarray, label: np.ndarray, query_us: int = 1000
+) -> Path:
+    """Creates a log of queries of ``SLATE`` rows, ``query_us`` microseconds apart, and publishes all of it.
+
+    Args:
+        ids: [N, F].
+        label: [N], 0 or 1.
+    """
+    create_log(folder, schema)
+    query = np.arange(len(label)) // SLATE
+    for first in range(0, len(label), INTERVAL_ROWS):
+        part = slice(first, first + INTERVAL_ROWS)
+        publish_rows(folder, schema, ids[part], label[part], query[part], first, query[part] * query_us)
     return folder
 
 

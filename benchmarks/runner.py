@@ -27,9 +27,12 @@ from scipy import stats
 
 from ctr.io.files import write_atomic_bytes
 
+# Of a benchmark that loads TensorFlow, which comes after this module.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 Numbers = Mapping[str, float]
 Arm = Callable[[], Numbers]
-Found = Mapping[str, Any]
+Results = Mapping[str, Any]
 
 CONFIDENCE = 0.95
 _PACKAGES = (
@@ -57,21 +60,21 @@ def take_turns(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str,
         rounds: that count.
         warm: rounds before them, in which functions are compiled and memory is touched.
     """
-    found: dict[str, list[Numbers]] = {name: [] for name in arms}
+    turns: dict[str, list[Numbers]] = {name: [] for name in arms}
     for number in range(-warm, rounds):
         for name in list(arms)[:: -1 if number % 2 else 1]:
             numbers = arms[name]()
             if number >= 0:
-                found[name].append(numbers)
-    return found
+                turns[name].append(numbers)
+    return turns
 
 
-def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
+def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
     """Returns the geometric mean of the ratios within a round, with its 95% interval.
 
     The interval is Student's of the mean logarithm; with one round there is none.
     """
-    logs = np.log(np.asarray(own, np.float64) / np.asarray(base, np.float64))
+    logs = np.log(np.asarray(values, np.float64) / np.asarray(base, np.float64))
     center, low, high = float(logs.mean()), None, None
     if len(logs) > 1:
         quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1))
@@ -83,15 +86,15 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> dict[str, float | None
 def summarize(turns: Mapping[str, Sequence[Numbers]]) -> dict[str, dict[str, Any]]:
     """Returns for each arm the median of each number, and as ``NUMBER_ratio`` its ratio to the first arm."""
     base = next(iter(turns.values()))
-    found: dict[str, dict[str, Any]] = {}
-    for name, own in turns.items():
-        found[name] = {number: median(own, number) for number in own[0]}
-        if own is not base:
-            for number in own[0]:
-                values, others = ([one[number] for one in arm] for arm in (own, base))
+    results: dict[str, dict[str, Any]] = {}
+    for name, arm_turns in turns.items():
+        results[name] = {number: median(arm_turns, number) for number in arm_turns[0]}
+        if arm_turns is not base:
+            for number in arm_turns[0]:
+                values, others = ([numbers[number] for numbers in arm] for arm in (arm_turns, base))
                 if min(*values, *others) > 0:
-                    found[name][f"{number}_ratio"] = ratio(values, others)
-    return found
+                    results[name][f"{number}_ratio"] = ratio(values, others)
+    return results
 
 
 def compare(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str, dict[str, Any]]:
@@ -101,7 +104,7 @@ def compare(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str, di
 
 def median(turns: Sequence[Numbers], number: str) -> float:
     """Returns the median of a number over rounds."""
-    return float(np.median([one[number] for one in turns]))
+    return float(np.median([numbers[number] for numbers in turns]))
 
 
 def timed(work: Callable[[], object], count: int = 1) -> Arm:
@@ -118,6 +121,13 @@ def timed(work: Callable[[], object], count: int = 1) -> Arm:
         return {"ms": 1000 * (time.perf_counter() - begun) / count}
 
     return turn
+
+
+def processor_ms(work: Callable[[], object]) -> float:
+    """Returns the processor time of some work, over all threads."""
+    begun = time.process_time()
+    work()
+    return 1000 * (time.process_time() - begun)
 
 
 def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[str, float]:
@@ -140,7 +150,7 @@ def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[s
     return {"shortest_ms": shortest, "p50_ms": middle, "p99_ms": late, "processor_ms": mean}
 
 
-def kept(path: Path, compute: Callable[[], Any]) -> Any:
+def cached_json(path: Path, compute: Callable[[], Any]) -> Any:
     """Returns what is in a JSON file, computed where it is not there yet: so a long benchmark can be interrupted."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,33 +184,39 @@ def environment() -> dict[str, Any]:
     }
 
 
+def check_names(kind: str, names: Sequence[str], allowed: Sequence[str]) -> None:
+    """Ends the program if one of the names is not allowed."""
+    if unknown := [name for name in names if name not in allowed]:
+        raise SystemExit(f"error: no {kind} {unknown[0]!r}; there are {'; '.join(allowed)}")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Returns a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def show(found: Found, title: str = "") -> str:
+def nested_tables(results: Results, title: str = "") -> str:
     """Returns tables of nested numbers: a row for each mapping of numbers, together with its neighbors."""
     parts = [f"### {title}"] if title else []
-    plain = {name: value for name, value in found.items() if _is_cell(value)}
-    rows = {name: value for name, value in found.items() if _is_row(value)}
+    plain = {name: value for name, value in results.items() if _is_cell(value)}
+    rows = {name: value for name, value in results.items() if _is_row(value)}
     if plain:
         parts.append(table(["", ""], [[name, _cell(value)] for name, value in plain.items()]))
     for group in _alike(rows):
         columns = list(dict.fromkeys(name for row in group.values() for name in row))
         body = [[name, *(_cell(row.get(column)) for column in columns)] for name, row in group.items()]
         parts.append(table(["", *columns], body))
-    for name, value in found.items():
+    for name, value in results.items():
         if name not in plain and name not in rows:
-            nested = value if isinstance(value, Mapping) else dict(enumerate(value))
-            parts.append(show(nested, f"{title}, {name}" if title else str(name)))
+            nested = value if isinstance(value, Mapping) else {str(i): part for i, part in enumerate(value)}
+            parts.append(nested_tables(nested, f"{title}, {name}" if title else str(name)))
     return "\n\n".join(parts)
 
 
-def _alike(rows: Mapping[str, Found]) -> list[dict[str, Found]]:
+def _alike(rows: Mapping[str, Results]) -> list[dict[str, Results]]:
     """Rows in groups: a row is in a group with those before it if they have a column in common."""
-    groups: list[dict[str, Found]] = []
+    groups: list[dict[str, Results]] = []
     for name, row in rows.items():
         if not groups or not any(set(row) & set(other) for other in groups[-1].values()):
             groups.append({})
@@ -212,7 +228,7 @@ def _is_cell(value: object) -> bool:
     if isinstance(value, Mapping):
         return set(value) == {"ratio", "low", "high"}
     return not isinstance(value, list | tuple) or not any(
-        isinstance(one, list | tuple | Mapping) for one in value
+        isinstance(element, list | tuple | Mapping) for element in value
     )
 
 
@@ -233,13 +249,13 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def main(measure: Callable[..., Found], quick: Mapping[str, Any], shown: bool = True) -> Found:
+def main(measure: Callable[..., Results], quick: Mapping[str, Any], prints: bool = True) -> Results:
     """Runs a benchmark from the command line; returns what it found.
 
     Args:
         measure: the benchmark; its parameters with defaults are the options of the command.
         quick: what replaces these defaults for a small run.
-        shown: whether to print what was found; a benchmark of several parts prints each by itself.
+        prints: whether to print the results; a benchmark of several parts prints each by itself.
     """
     module = inspect.getmodule(measure)
     name = Path(inspect.getfile(measure)).stem
@@ -253,14 +269,15 @@ def main(measure: Callable[..., Found], quick: Mapping[str, Any], shown: bool = 
     parser.add_argument(
         "--json", type=Path, default=Path("runs") / f"{name}.json", help="where the numbers go"
     )
-    given = vars(parser.parse_args())
-    file, is_quick = given.pop("json"), given.pop("quick")
-    options = {key: one.default for key, one in parameters.items()} | (quick if is_quick else {}) | given
+    arguments = vars(parser.parse_args())
+    file, is_quick = arguments.pop("json"), arguments.pop("quick")
+    options = {key: parameter.default for key, parameter in parameters.items()}
+    options |= {**(quick if is_quick else {}), **arguments}
     around = environment()
     begun = time.perf_counter()
-    found = measure(**options)
-    if shown:
-        print(show(found))
+    results = measure(**options)
+    if prints:
+        print(nested_tables(results))
     versions = ", ".join(f"{key} {value}" for key, value in around["versions"].items())
     print(f"\n{around['cpu']}, {around['cores']} cores, load {around['load']:.1f}; {versions}")
     content = {
@@ -272,22 +289,22 @@ def main(measure: Callable[..., Found], quick: Mapping[str, Any], shown: bool = 
             if isinstance(value, int | float | str | list | tuple)
         },
         "seconds": time.perf_counter() - begun,
-        **found,
+        **results,
     }
     write_atomic_bytes(file, (json.dumps(content, indent=1, default=str) + "\n").encode())
-    return found
+    return results
 
 
 def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
     """Adds the option of a parameter: a tuple takes several values, a truth value is a switch."""
     default, flag = parameter.default, f"--{parameter.name.replace('_', '-')}"
-    shown = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
-    given: dict[str, Any] = {"default": argparse.SUPPRESS, "help": shown}
+    help_text = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
+    common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text}
     if isinstance(default, bool):
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **given)
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         return
     kind = get_args(parameter.annotation)
     if isinstance(default, tuple):
-        parser.add_argument(flag, nargs="*", type=kind[0], **given)
+        parser.add_argument(flag, nargs="*", type=kind[0], **common)
     else:
-        parser.add_argument(flag, type=kind[0] if default is None else type(default), **given)
+        parser.add_argument(flag, type=kind[0] if default is None else type(default), **common)

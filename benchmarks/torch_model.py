@@ -72,9 +72,9 @@ def make_step(
 
 
 def compare(
-    program: dict[str, Any], examples: Sequence[tuple[np.ndarray, np.ndarray]], own: float, seconds: float
+    program: dict[str, Any], examples: Sequence[tuple[np.ndarray, np.ndarray]], rate: float, seconds: float
 ) -> None:
-    """Prints examples a second of PyTorch, eager and compiled, beside ``own`` of a program of the same model."""
+    """Prints examples a second of PyTorch, eager and compiled, beside ``rate`` of the same model in this program."""
     size, name = program["size"], f"PyTorch {program['dtype']}, batch {program['size']['batch']}"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     offsets = np.arange(size["features"]) * size["buckets"]
@@ -97,9 +97,9 @@ def compare(
         except Exception as error:  # of a compiler or a memory that is not there, whatever its kind
             print(f"{arm}: {str(error).partition(chr(10))[0]}", flush=True)
             continue
-        rate = size["batch"] / float(np.median(times))
+        torch_rate = size["batch"] / float(np.median(times))
         print(
-            f"{arm}, torch {torch.__version__} on {device}: {rate:,.0f} examples/s, loss {losses[0]:.4f} to "
-            f"{losses[-1]:.4f}; this program is {own / rate:.2f} times as fast",
+            f"{arm}, torch {torch.__version__} on {device}: {torch_rate:,.0f} examples/s, loss {losses[0]:.4f} "
+            f"to {losses[-1]:.4f}; this program is {rate / torch_rate:.2f} times as fast",
             flush=True,
         )

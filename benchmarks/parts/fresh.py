@@ -26,31 +26,31 @@ def main() -> dict[str, float]:
     from ctr.training.run.checkpoint import Copies
     from ctr.training.state import TrainState
 
-    found: dict[str, Any] = {"import_seconds": time.perf_counter() - begun}
+    measured: dict[str, Any] = {"import_seconds": time.perf_counter() - begun}
     config = parse_model(TrainConfig, reference_config(ADAGRAD, size.batch), "benchmark")
     make_deterministic(config.seed)
-    found["libraries"] = resident_bytes()
+    measured["libraries"] = resident_bytes()
     begun = time.perf_counter()
     layouts = config.table_layouts(reference_schema(size))
     state = TrainState(layouts, config, resolve_compute_dtype(config.compute_dtype))
-    found["state_seconds"] = time.perf_counter() - begun
-    found["with_state"] = resident_bytes()
+    measured["state_seconds"] = time.perf_counter() - begun
+    measured["with_state"] = resident_bytes()
     feeds = [make_feed(batch, layouts, size.batch) for batch in reference_batches(size)]
     begun = time.perf_counter()
     learn = CompiledStep(state, config, jit=False).learn
     numbers = config.ramps_at(0), config.rates_at(0)
     learn(feeds[0], *numbers)
-    found["first_step_seconds"] = time.perf_counter() - begun
+    measured["first_step_seconds"] = time.perf_counter() - begun
     for number in range(STEPS):
         learn(feeds[number % len(feeds)], *numbers)
-    found["after_steps"] = resident_bytes()
+    measured["after_steps"] = resident_bytes()
     copied = Copies().copy(state.layout(), state.pieces(), {})
-    found["after_checkpoint_copy"] = resident_bytes()
+    measured["after_checkpoint_copy"] = resident_bytes()
     for name, array in copied.items():
         kind = name.split("/")[0]
-        found[f"bytes_{kind}"] = found.get(f"bytes_{kind}", 0) + array.nbytes
-    found["bytes_checkpoint_copy"] = sum(array.nbytes for array in copied.values())
-    return found
+        measured[f"bytes_{kind}"] = measured.get(f"bytes_{kind}", 0) + array.nbytes
+    measured["bytes_checkpoint_copy"] = sum(array.nbytes for array in copied.values())
+    return measured
 
 
 if __name__ == "__main__":

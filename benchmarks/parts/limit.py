@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from own import Model, make_model
+from ctr_model import Model, make_model
 from parts.setting import Setting
 from reference import ADAGRAD, Size
 from runner import Arm, ratio, summarize, take_turns, timed
@@ -87,25 +87,25 @@ def measure_dtype(setting: Setting, dtype: str, copies: Mapping[str, Arm], copie
     size = setting.size
     model = make_model(size, {**ADAGRAD, "compute_dtype": dtype})
     # Heads compute in float32.
-    own = [(size.batch, *shape, "float32" if shape[1] == 1 else dtype) for shape in model.dense_matrices()]
+    layers = [(size.batch, *shape, "float32" if shape[1] == 1 else dtype) for shape in model.dense_matrices()]
     squares = {
         "x".join(map(str, shape)): [(*shape, dtype)] for shape in (SQUARES[:1] if setting.quick else SQUARES)
     }
-    arms = {"step": model.turn, "products": product_arm(own, True), **copies}
+    arms = {"step": model.turn, "products": product_arm(layers, True), **copies}
     arms |= {name: product_arm(shape, False) for name, shape in squares.items()}
     turns = take_turns(arms, setting.rounds)
-    found = summarize(turns)
-    rates = {name: 1e-6 * operations(shape) / found[name]["ms"] for name, shape in squares.items()}
-    best, work = max(rates, key=rates.__getitem__), 3 * operations(own)
-    times = {name: [one["ms"] for one in turns[name]] for name in ("step", "products", best)}
-    at_best = [one * work / operations(squares[best]) for one in times[best]]
+    results = summarize(turns)
+    rates = {name: 1e-6 * operations(shape) / results[name]["ms"] for name, shape in squares.items()}
+    best, work = max(rates, key=rates.__getitem__), 3 * operations(layers)
+    times = {name: [numbers["ms"] for numbers in turns[name]] for name in ("step", "products", best)}
+    at_best = [ms * work / operations(squares[best]) for ms in times[best]]
     touched = bytes_of_step(model, size, dtype)
-    bandwidth = {name: 2e-6 * copied / found[name]["ms"] for name in copies}
+    bandwidth = {name: 2e-6 * copied / results[name]["ms"] for name in copies}
     return {
-        "step_ms": found["step"]["ms"],
-        "products_ms": found["products"]["ms"],
-        "products_gflops": 1e-6 * work / found["products"]["ms"],
-        "examples_per_second_of_products": 1000 * size.batch / found["products"]["ms"],
+        "step_ms": results["step"]["ms"],
+        "products_ms": results["products"]["ms"],
+        "products_gflops": 1e-6 * work / results["products"]["ms"],
+        "examples_per_second_of_products": 1000 * size.batch / results["products"]["ms"],
         "share": ratio(times["products"], times["step"]),
         "fastest_product": best,
         "fastest_gflops": rates[best],
@@ -122,5 +122,6 @@ def measure(setting: Setting) -> dict[str, Any]:
     copied = COPIED // 64 if setting.quick else COPIED
     copies = {name: copy_arm(threads, copied) for name, threads in COPIES.items()}
     dtype = resolve_compute_dtype(TrainConfig().compute_dtype)
-    found = {one: measure_dtype(setting, one, copies, copied) for one in dict.fromkeys([dtype, "float32"])}
-    return {**found, "own": dtype, "share": found[dtype]["share"]}
+    dtypes = dict.fromkeys([dtype, "float32"])
+    results = {name: measure_dtype(setting, name, copies, copied) for name in dtypes}
+    return {**results, "own": dtype, "share": results[dtype]["share"]}

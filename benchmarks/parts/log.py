@@ -1,6 +1,7 @@
 """What a pass over a log costs beside the step: reading, progressive metrics, and ids that grow."""
 
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from bench_checkpoints import timed_pass
-from own import benchmark_config, make_model
+from ctr_model import benchmark_config, make_model
 from parts.setting import Setting
 from reference import ADAGRAD, Size, make_log, reference_config
 from runner import Arm, compare, median, ratio, summarize, take_turns, timed
@@ -38,12 +39,9 @@ def opened_log(size: Size, examples: int) -> Iterator[Inputs]:
         )
 
 
-def _all_of(read: Callable[[], Iterable[object]]) -> Callable[[], None]:
-    def work() -> None:
-        for _ in read():
-            pass
-
-    return work
+def consume(read: Callable[[], Iterable[object]]) -> None:
+    """Reads all."""
+    deque(read(), maxlen=0)
 
 
 def end_to_end(setting: Setting) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def end_to_end(setting: Setting) -> dict[str, Any]:
             "of it batches of whole queries": batches,
         }
         reading = compare(
-            {name: timed(_all_of(way)) for name, way in ways.items()}, 1 if setting.quick else 3, 0
+            {name: timed(partial(consume, way)) for name, way in ways.items()}, 1 if setting.quick else 3, 0
         )
         content = reference_config(ADAGRAD, size.batch)
         number = iter(range(PASSES + 1))
@@ -84,12 +82,12 @@ def end_to_end(setting: Setting) -> dict[str, Any]:
             after = model.turn()["ms"]
             turns["step"].append({"ms": (before + after) / 2})
             before = after
-    found = summarize(turns)
-    times = ([one["ms"] for one in turns[name]] for name in ("step", "pass"))
+    results = summarize(turns)
+    times = ([numbers["ms"] for numbers in turns[name]] for name in ("step", "pass"))
     return {
         "examples": examples,
-        "pass_examples_per_second": 1000 * size.batch / found["pass"]["ms"],
-        "step_examples_per_second": 1000 * size.batch / found["step"]["ms"],
+        "pass_examples_per_second": 1000 * size.batch / results["pass"]["ms"],
+        "step_examples_per_second": 1000 * size.batch / results["step"]["ms"],
         "over_step": ratio(*times),
         "reader_examples_per_second": {name: 1000 * examples / row["ms"] for name, row in reading.items()},
     }
@@ -121,9 +119,9 @@ def metrics(setting: Setting) -> dict[str, Any]:
     }
     turns = take_turns(arms, setting.rounds)
     per_window = setting.size.batch / FULL_WINDOW
-    step, updated, closed = (np.array([one["ms"] for one in own]) for own in turns.values())
+    step, updated, closed = (np.array([turn["ms"] for turn in arm]) for arm in turns.values())
     return {
-        "arms": {name: {"ms": median(own, "ms")} for name, own in turns.items()},
+        "arms": {name: {"ms": median(arm_turns, "ms")} for name, arm_turns in turns.items()},
         "window_examples": FULL_WINDOW,
         "close_ms_of_a_batch": per_window * float(np.median(closed)),
         "share": ratio(updated + per_window * closed, step),
@@ -134,22 +132,22 @@ def ids(setting: Setting) -> dict[str, Any]:
     """Turns of steps with buckets and with growing ids, then of both readers, of logs of the same examples."""
     size = replace(setting.size, feeds=2 if setting.quick else GROWING_FEEDS)
     sizes = {"buckets": size, "growing": replace(size, growing=True)}
-    models = {name: make_model(own) for name, own in sizes.items()}
+    models = {name: make_model(id_size) for name, id_size in sizes.items()}
     steps = compare({name: model.turn for name, model in models.items()}, setting.rounds)
     examples = 20 * size.batch if setting.quick else GROWING_EXAMPLES
     with opened_log(sizes["buckets"], examples) as buckets, opened_log(sizes["growing"], examples) as growing:
 
         def reader(inputs: Inputs) -> Arm:
             layouts = inputs.config.table_layouts(inputs.schema)
-            return timed(_all_of(lambda: read_feeds(inputs, lambda: layouts)))
+            return timed(lambda: consume(lambda: read_feeds(inputs, lambda: layouts)))
 
         reading = take_turns({"buckets": reader(buckets), "growing": reader(growing)}, setting.rounds)
-    times = {name: [one["ms"] for one in own] for name, own in reading.items()}
+    times = {name: [numbers["ms"] for numbers in arm_turns] for name, arm_turns in reading.items()}
     return {
         "step": steps,
         "growing_over_buckets": steps["growing"]["ms_ratio"],
         "reader_examples_per_second": {
-            name: 1000 * examples / median(own, "ms") for name, own in reading.items()
+            name: 1000 * examples / median(arm_turns, "ms") for name, arm_turns in reading.items()
         },
         "reader_buckets_over_growing": ratio(times["buckets"], times["growing"]),
         "ids": sum(id_map.rows for id_map in models["growing"].state.tables.id_maps.values()),

@@ -1,7 +1,7 @@
 """What the step spends its time on, by TensorFlow's profiler, and what reading and metrics take beside it.
 
 An operation and its gradient (``gradient_tape/...``) belong to the part whose name scope they lie in. Times are
-those of the threads that run operations: with two of them busy, they add up to more than the step. An operation
+the times of the threads that run operations: with two of them busy, they add up to more than the step. An operation
 that others lie in counts without these.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from bench_shampoo import settle
-from own import Model, make_model
+from ctr_model import Model, make_model
 from parts.setting import Setting
 from runner import compare, timed
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -28,8 +28,9 @@ SCOPES = (
     *("row_update", "dense_update", "statistics", "precondition"),
 )
 OTHER = "none of them"
-SHOWN = 12
+LARGEST_OPERATIONS = 12
 _OPERATION = re.compile(r"^([\w./>-]+):(\w+)$")
+"""An operation of the graph in a trace: its name, a colon, and its type."""
 _NUMBER = re.compile(r"_\d+$")
 _GRADIENT = "gradient_tape"
 
@@ -45,7 +46,7 @@ def read_planes(folder: Path) -> Iterator[tuple[dict[int, str], dict[int, str], 
 
 
 def read_trace(folder: Path) -> tuple[dict[str, float], float]:
-    """Milliseconds of each operation in a trace, all runs together, and those of the graph as the caller saw it."""
+    """Milliseconds of each operation in a trace, all runs together, and of the graph as the caller saw it."""
     operations: dict[str, float] = defaultdict(float)
     graph = 0.0
     for names, facts, line in read_planes(folder):
@@ -54,24 +55,19 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
             name = names[event.metadata_id]
             if name.startswith("EagerLocalExecute: __inference_"):
                 graph += event.duration_ps / 1e9
-            elif is_operation(name := _called(name, event, facts)):
+            elif _OPERATION.match(name := _called(name, event, facts)):
                 events.append((event.offset_ps, event.duration_ps, name))
-        for name, picoseconds in own_times(events):
+        for name, picoseconds in exclusive_times(events):
             operations[name] += picoseconds / 1e9
     return dict(operations), graph
 
 
 def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> str:
-    """The name of an event; of a call of a function, as what XLA compiled is, that of the operation that calls it."""
+    """The name of an event; of a call of a function, as what XLA compiled is, of its caller."""
     if name != "ExecutorState::ProcessAsync::Start":
         return name
     texts = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
     return f"{texts.get('name')}:{texts.get('kernel_type')}"
-
-
-def is_operation(name: str) -> bool:
-    """Returns whether an event of a trace is an operation of the graph: its name, a colon, and its type."""
-    return _OPERATION.match(name) is not None
 
 
 def part_of(name: str) -> tuple[str, str]:
@@ -82,8 +78,8 @@ def part_of(name: str) -> tuple[str, str]:
     return next((scope for scope in plain if scope in SCOPES), OTHER), way
 
 
-def own_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Each event's time without that of events of the same thread that lie within it.
+def exclusive_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
+    """Each event's time without events of the same thread that lie within it.
 
     Args:
         events: begin, duration and name of each.
@@ -106,7 +102,7 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
         part, way = part_of(operation)
         parts[part][f"{way}_ms"] += spent
     total = sum(operations.values())
-    return {name: {**one, "share": sum(one.values()) / total} for name, one in parts.items()}
+    return {name: {**ms, "share": sum(ms.values()) / total} for name, ms in parts.items()}
 
 
 def trace_steps(model: Model) -> dict[str, Any]:
@@ -125,7 +121,7 @@ def trace_steps(model: Model) -> dict[str, Any]:
         "around_graph_ms": traced - graph,
         "thread_ms": sum(operations.values()),
         "parts": by_part(operations),
-        "largest_of_none": dict(sorted(unnamed.items(), key=lambda one: -one[1])[:SHOWN]),
+        "largest_of_none": dict(sorted(unnamed.items(), key=lambda item: -item[1])[:LARGEST_OPERATIONS]),
     }
 
 
@@ -145,8 +141,8 @@ def times_beside(model: Model) -> dict[str, float]:
 
     def score() -> None:
         for batch in batches:
-            own = batch.rows
-            metrics.update(own.label, own.label, own.metric_weight, own.query_id)
+            examples = batch.rows
+            metrics.update(examples.label, examples.label, examples.metric_weight, examples.query_id)
 
     works = {"distinct_rows_ms": plan, "feed_ms": feed, "metrics_ms": score}
     return {name: timed(work, len(batches))()["ms"] for name, work in works.items()}
@@ -154,12 +150,12 @@ def times_beside(model: Model) -> dict[str, float]:
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Of AdaGrad, which the targets are about, and of Shampoo."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, model in (("adagrad", make_model(setting.size)), ("shampoo", make_model(setting.size, {}))):
         model.turn()
         if name == "shampoo":
             # As it is late in a run, when exchanges of roots are rare: none is in the few steps that are traced.
             settle(model.state.dense_optimizer.core)
         step_ms = compare({"step": model.turn}, setting.rounds)["step"]["ms"]
-        found[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}
-    return found
+        results[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}
+    return results

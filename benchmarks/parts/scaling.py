@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from own import make_model
+from ctr_model import make_model
 from parts.setting import Setting
 from reference import ADAGRAD, SLATE, Size, reference_batches
 from runner import compare
@@ -36,9 +36,9 @@ def measure(setting: Setting) -> dict[str, Any]:
     size, axes, slates = setting.size, AXES, SLATES
     if setting.quick:
         axes, slates = {"batch": (64, size.batch)}, (4,)
-    found = {
+    results = {
         f"{axis} {value:,}": step_row(replace(size, **{axis: value}))
         for axis, values in axes.items()
         for value in values
     }
-    return found | {f"rows of a query, ranked {slate}": step_row(size, slate, RANKED) for slate in slates}
+    return results | {f"rows of a query, ranked {slate}": step_row(size, slate, RANKED) for slate in slates}

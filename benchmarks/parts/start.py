@@ -86,8 +86,8 @@ def quickstart(setting: Setting) -> dict[str, Any]:
 
 def memory(setting: Setting) -> dict[str, Any]:
     """Megabytes of a fresh process at some points, and of what it keeps."""
-    found = fresh_process(setting.size)
-    return {title: 1e-6 * found[name] for name, title in POINTS.items()}
+    measured = fresh_process(setting.size)
+    return {title: 1e-6 * measured[name] for name, title in POINTS.items()}
 
 
 def _commands(folder: Path) -> dict[str, Arm]:
@@ -97,8 +97,8 @@ def _commands(folder: Path) -> dict[str, Arm]:
     run_command("export", "run", "--out", "models", cwd=folder)
     run_command("simulate", "--examples", "1", "--out", "row", cwd=folder)
 
-    def whole(*words: str) -> Numbers:
-        ended = run_command(*words, cwd=folder)
+    def whole(*arguments: str) -> Numbers:
+        ended = run_command(*arguments, cwd=folder)
         return {"seconds": ended.seconds, "processor_seconds": ended.processor_seconds}
 
     return {
@@ -117,9 +117,9 @@ def _first_batch(folder: Path, numbers: "count[int]") -> Numbers:
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        found = any(FIRST_BATCH in line for line in process.stderr)
+        has_learned = any(FIRST_BATCH in line for line in process.stderr)
         seconds = time.perf_counter() - begun
         process.kill()
-    if not found:
+    if not has_learned:
         raise RuntimeError(f"{' '.join(command)} did not say {FIRST_BATCH!r}")
     return {"seconds": seconds}

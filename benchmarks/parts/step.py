@@ -3,12 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from own import make_model
+from ctr_model import make_model
+from framework_processes import open_frameworks
 from parts.setting import Setting
 from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE
-from rivals import open_rivals
 from runner import Numbers, ratio, summarize, take_turns
 
 from ctr.training.config import TrainConfig
@@ -18,7 +19,7 @@ FLOATS = ("float32", "bfloat16")
 
 
 def settings(dtype: str, batch: int) -> dict[str, Any]:
-    """The configuration whose rows learn as those of the others do, which have one rate for everything."""
+    """The configuration whose rows learn as the others' do, which have one rate for everything."""
     # Rows take the gradient of a batch's sum.
     initial = INITIAL_ACCUMULATOR * batch**2
     rows = {
@@ -33,42 +34,40 @@ def measure(setting: Setting) -> dict[str, Any]:
     size, have_torch = setting.size, imports("torch")
     compiled = setting.compile and not setting.quick
     best = resolve_compute_dtype(TrainConfig().compute_dtype)
-    own = {
+    models = {
         f"ctr {dtype}": make_model(size, settings(dtype, size.batch))
         for dtype in sorted(FLOATS, key=lambda dtype: dtype != best)
     }
-    with open_rivals(size, have_torch, compiled) as rivals:
-        arms = {name: model.turn for name, model in own.items()}
-        losses = {name: model.losses for name, model in own.items()}
-        for rival in rivals:
-            losses |= rival.losses
-            arms |= {arm: lambda rival=rival, arm=arm: rival.turn(arm) for arm in rival.losses}
+    with open_frameworks(size, have_torch, compiled) as frameworks:
+        arms = {name: model.turn for name, model in models.items()}
+        losses = {name: model.losses for name, model in models.items()}
+        for framework in frameworks:
+            losses |= framework.losses
+            arms |= {arm: partial(framework.turn, arm) for arm in framework.losses}
         turns = take_turns(arms, setting.rounds)
-        waiting = sum(rival.waiting_seconds for rival in rivals)
-    found = summarize(turns)
-    for name, row in found.items():
+        waiting = sum(framework.waiting_seconds for framework in frameworks)
+    results = summarize(turns)
+    for name, row in results.items():
         row["examples_per_second"] = 1000 * size.batch / row["ms"]
-        row["first_loss"], row["last_loss"] = (
-            losses[name][0][0],
-            sum(losses[name][-1]) / len(losses[name][-1]),
-        )
-    lower = [arm for arm in found if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
-    others = [arm for arm in found if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
+        first, last = losses[name][0], losses[name][-1]
+        row["first_loss"], row["last_loss"] = first[0], sum(last) / len(last)
+    lower = [arm for arm in results if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
+    others = [arm for arm in results if arm.startswith(("Keras", "PyTorch")) and " float32" in arm]
     return {
-        "arms": found,
-        "over_fastest_bfloat16": _over_fastest(turns, found, lower, f"ctr {best}"),
-        "over_fastest_float32": _over_fastest(turns, found, others, "ctr float32"),
-        "pytorch": _told(have_torch, compiled, found),
+        "arms": results,
+        "over_fastest_bfloat16": _over_fastest(turns, results, lower, f"ctr {best}"),
+        "over_fastest_float32": _over_fastest(turns, results, others, "ctr float32"),
+        "pytorch": _pytorch_note(have_torch, compiled, results),
         "rivals_waiting_processor_seconds": waiting,
     }
 
 
 def _over_fastest(
-    turns: Mapping[str, list[Numbers]], found: Mapping[str, Any], rivals: list[str], own: str
+    turns: Mapping[str, list[Numbers]], results: Mapping[str, Any], frameworks: list[str], ctr_arm: str
 ) -> dict[str, Any]:
-    """Returns how many times as fast our own step is as the fastest rival's."""
-    fastest = min(rivals, key=lambda arm: found[arm]["ms"])
-    times = ([one["ms"] for one in turns[arm]] for arm in (fastest, own))
+    """Returns how many times as fast our own step is as the fastest other's."""
+    fastest = min(frameworks, key=lambda arm: results[arm]["ms"])
+    times = ([numbers["ms"] for numbers in turns[arm]] for arm in (fastest, ctr_arm))
     return {"fastest": fastest, "times_as_fast": ratio(*times)}
 
 
@@ -77,7 +76,7 @@ def imports(module: str) -> bool:
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
-def _told(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
+def _pytorch_note(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
     if not have_torch:
         return "left out: this Python has none (pip install torch)"
     if compiled and not any(name.endswith("compiled") for name in arms):

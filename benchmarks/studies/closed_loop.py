@@ -2,28 +2,24 @@
 
     ctr simulate --examples 1000000 --config examples/replay/world.yaml --set queries_per_day=16000 \
         --set randomized_share=0.05 --set randomized_in_log=false --out logs/served --randomized logs/randomized
-    python benchmarks/study.py closed_loop benchmarks/studies/closed_loop.yaml --log logs/served --days 4 \
-        --out runs/closed-loop
+    python benchmarks/study.py closed_loop [--experiment FILE] --log logs/served --days 4 --out runs/closed-loop
 
-The file is an experiment of ``ctr replay``. Each arm is trained with each seed on a copy of the log, and so is each of
-its retrains. Then it serves, day by day: its predictions decide the auctions of the simulated world, the ads shown and
-their clicks become the next partition of its log, and it learns from them before the next day. Queries and retrieved
-ads do not depend on the model, so that all runs serve the same queries. Printed of each arm are the ads per query, and
-the churn, in percent: the difference of the mean ads per query of two runs over their mean, averaged over pairs of
-seeds, and over runs and their retrains.
+The file is an experiment of ``ctr replay``, by default ``closed_loop.yaml``. Each arm is trained with each seed on a
+copy of the log, and so is each of its retrains. Then it serves, day by day: its predictions decide the auctions of the
+simulated world, the ads shown and their clicks become the next partition of its log, and it learns from them before the
+next day. Queries and retrieved ads do not depend on the model, so that all runs serve the same queries. Printed of each
+arm are the ads per query, and the churn, in percent: the difference of the mean ads per query of two runs over their
+mean, averaged over pairs of seeds, and over runs and their retrains.
 """
 
-import argparse
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
+from runner import main
 
 from ctr.config import parse_model
 from ctr.data.log import read_manifests
@@ -31,13 +27,16 @@ from ctr.data.reader import rows_of_table
 from ctr.data.shards import read_shard
 from ctr.data.times import DAY_US
 from ctr.experiments.config import BASELINE, changed, read_experiment
-from ctr.simulator.auction import Placed, Policy, days, logistic, make_world
+from ctr.simulator import auction
+from ctr.simulator.auction import Placed, Policy, logistic, make_world
 from ctr.simulator.config import WorldConfig, read_world
 from ctr.simulator.features import FeatureIds, world_schema
 from ctr.simulator.simulate import QUERIES_PER_DAY_LIMIT, Simulation, publish_day
 from ctr.simulator.world import Ads, Queries, World, draw_queries
 from ctr.training.config import TrainConfig
 from ctr.training.session import Session, open_session
+
+EXPERIMENT = Path(__file__).with_suffix(".yaml")
 
 
 def policy_of(session: Session, ids: FeatureIds) -> Policy:
@@ -89,7 +88,7 @@ def serve(config: TrainConfig, log: Path, day_count: int, out: Path) -> np.ndarr
     logs = [out / "log", *(Path(other["path"]) for other in others)]
     with open_session(out / "log", parse_model(TrainConfig, content, "config"), out / "run") as session:
         session.advance(partial=True)
-        for day in islice(days(world_config, world, first), day_count):
+        for day in islice(auction.days(world_config, world), first, first + day_count):
             publish_day(Simulation(world_config, world, ids, logs), day, policy_of(session, ids))
             session.advance(partial=True)
         session.finish()
@@ -103,33 +102,34 @@ def churn(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
     return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("experiment", type=Path)
-    parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--days", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=Path("runs/closed-loop"))
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of the experiment")
-    arguments = parser.parse_args()
-    experiment, content = read_experiment(arguments.experiment, arguments.set)
-    baseline = changed(content, experiment.baseline.set)
-    arms = {BASELINE: baseline, **{name: changed(baseline, arm.set) for name, arm in experiment.arms.items()}}
+def measure(
+    log: Path = Path("logs/served"),
+    experiment: Path = EXPERIMENT,
+    days: int = 4,
+    out: Path = Path("runs/closed-loop"),
+    set: tuple[str, ...] = (),
+) -> dict[str, dict[str, Any]]:
+    """By arm the ads per query, and the churn of seeds and of each kind of retrain; ``set`` changes the experiment."""
+    plan, content = read_experiment(experiment, set)
+    baseline = changed(content, plan.baseline.set)
+    arms = {BASELINE: baseline, **{name: changed(baseline, arm.set) for name, arm in plan.arms.items()}}
 
     def run(name: str, seed: int, settings: Mapping[str, Any]) -> np.ndarray:
         config = parse_model(TrainConfig, {**settings, "seed": seed}, name)
-        return serve(config, arguments.log, arguments.days, arguments.out / f"{name}-seed-{seed}")
+        return serve(config, log, days, out / f"{name}-seed-{seed}")
 
+    results = {}
     for name, settings in arms.items():
-        ads = {seed: run(name, seed, settings) for seed in experiment.seeds}
-        mean = np.mean([one.mean() for one in ads.values()])
-        line = f"{name}: {mean:.3f} ads per query; churn, %, seeds: {churn([*combinations(ads.values(), 2)])}"
-        for kind, changes in experiment.retrain.items():
+        ads = {seed: run(name, seed, settings) for seed in plan.seeds}
+        mean = float(np.mean([counts.mean() for counts in ads.values()]))
+        row = {"ads_per_query": mean, "churn_of_seeds": churn([*combinations(ads.values(), 2)])}
+        for kind, changes in plan.retrain.items():
             again = {seed: run(f"{name}~{kind}", seed, changed(settings, changes)) for seed in ads}
-            line += f"; {kind}: {churn([(ads[seed], again[seed]) for seed in ads])}"
-        print(line, flush=True)
+            row[f"churn_of_{kind}"] = churn([(ads[seed], again[seed]) for seed in ads])
+        print(name, row, flush=True)
+        results[name] = row
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, {})

@@ -19,7 +19,6 @@ prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
 import gc
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -29,8 +28,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -57,7 +54,7 @@ from convergence_settings import (
     dense_settings,
     train_config,
 )
-from runner import kept, main
+from runner import cached_json, check_names, main
 
 from ctr.config import load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
@@ -81,7 +78,7 @@ MIND = Path(__file__).resolve().parent.parent / "examples" / "replay" / "mind.ya
 MIND_BATCHES, MIND_TRIES, MIND_LIMIT, MIND_SEEDS = (64, 512), 11, 19, (2, 3, 4)
 MIND_START = Point(rate=0, embedding=2, accumulator=4)
 """Near examples/replay/mind.yaml: 0.01, 0.2, 0.01."""
-SHOWN = ("logloss", "per_query_auc")
+METRICS = ("logloss", "per_query_auc")
 Record = dict[str, Any]
 Attempt = Callable[[str, Point], float]
 
@@ -99,7 +96,8 @@ class SimulatedLog:
     @cached_property
     def truth(self) -> tuple[np.ndarray, np.ndarray]:
         """example_id int64 [N], and the true click probability float64 [N]."""
-        parts = [read_sidecar_partition(self.folder, TRUTH, one) for one in read_manifests(self.folder)]
+        manifests = read_manifests(self.folder)
+        parts = [read_sidecar_partition(self.folder, TRUTH, manifest) for manifest in manifests]
         ids, probability = (
             np.concatenate([part.column(name).to_numpy() for part in parts])
             for name in ("example_id", "probability")
@@ -114,7 +112,7 @@ def obtain_log(out: Path, plan: Plan, world: int, examples: int) -> SimulatedLog
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         simulate(settings, folder)
-    if kept(done, lambda: settings.model_dump(mode="json")) != settings.model_dump(mode="json"):
+    if cached_json(done, lambda: settings.model_dump(mode="json")) != settings.model_dump(mode="json"):
         raise SystemExit(f"{folder}: a log of other settings; use another --out")
     return SimulatedLog(folder)
 
@@ -144,19 +142,19 @@ def run_once(
                 # Keras and its graphs live in cycles; without this the memory of hundreds of runs adds up.
                 tf.keras.backend.clear_session()
                 gc.collect()
-            found = measure_run(Path(name) / "run", path.with_suffix(".npz"))
+            measured = measure_run(Path(name) / "run", path.with_suffix(".npz"))
         # From a tenth of the steps on: compiling is not what a step costs.
         late = ends[len(ends) // 10 :]
         step = 1000 * (late[-1] - late[0]) / (len(late) - 1) if len(late) > 1 else None
-        record = {"title": title, "steps": summary["batches"], "ms_per_step": step, **found}
-        print(f"{title}: {found}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        record = {"title": title, "steps": summary["batches"], "ms_per_step": step, **measured}
+        print(f"{title}: {measured}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         return record
 
-    return kept(path, compute) | {"arrays": str(path.with_suffix(".npz"))}
+    return cached_json(path, compute) | {"arrays": str(path.with_suffix(".npz"))}
 
 
 def measure_excess(log: SimulatedLog, run: Path, arrays: Path) -> Record:
-    """The excess of a run; keeps its sums by position and query bucket, and those of the log."""
+    """The excess of a run; keeps its sums, and the log's, by position and query bucket."""
     names = ["example_id", "query_id", "logit"]
     parts = [pq.read_table(path, columns=names) for path in prediction_parts(run)]
     example, query, logit = (
@@ -182,7 +180,7 @@ def measure_states(run: Path, arrays: Path) -> Record:
     states = metrics.to_arrays()
     write_atomic(arrays, lambda file: np.savez_compressed(file, **states))
     headline = metrics.headline()
-    return {name: headline[name] for name in SHOWN}
+    return {name: headline[name] for name in METRICS}
 
 
 def read_arrays(record: Record) -> dict[str, np.ndarray]:
@@ -201,16 +199,18 @@ def search_alike(starts: Mapping[str, Point], tries: int, limit: int, attempt: A
     """
     done: dict[str, dict[Point, float]] = {name: {} for name in starts}
     while True:
-        for name, own in done.items():
-            while len(own) < tries:
-                point = next_point(own, starts[name], OPTIMIZERS[name].accumulator)
+        for name, losses in done.items():
+            while len(losses) < tries:
+                point = next_point(losses, starts[name], OPTIMIZERS[name].accumulator)
                 if point is None:
                     break
                 value = attempt(name, point)
-                own[point] = value if np.isfinite(value) else float("inf")
-        settled = (is_settled(own, starts[name], OPTIMIZERS[name].accumulator) for name, own in done.items())
+                losses[point] = value if np.isfinite(value) else float("inf")
+        settled = (
+            is_settled(losses, starts[name], OPTIMIZERS[name].accumulator) for name, losses in done.items()
+        )
         if tries >= limit or all(settled):
-            return {name: best_point(own) for name, own in done.items()}
+            return {name: best_point(losses) for name, losses in done.items()}
         tries = min(tries + EXTRA_TRIES, limit)
 
 
@@ -263,7 +263,7 @@ class Simulated:
             factor: self.run("confirm", name, batch, scaled(best, factor), first)
             for factor in self.plan.rates
         }
-        factor = min(tried, key=lambda one: tried[one]["excess_half"])
+        factor = min(tried, key=lambda candidate: tried[candidate]["excess_half"])
         return [
             tried[factor],
             *(self.run("confirm", name, batch, scaled(best, factor), seed) for seed in others),
@@ -271,7 +271,7 @@ class Simulated:
 
     def ablate(self, batch: int, best: Point) -> dict[str, Any]:
         """Returns what changes of the tuned Shampoo + Nesterov do to the excess of the last half."""
-        found = {}
+        results = {}
         base = self.run("ablation", "shampoo_nesterov", batch, best.values, ABLATION_SEED)
         theirs = read_arrays(base)["excess"][BINS // 2 :]
         for title, change in self.plan.ablations.items():
@@ -280,9 +280,9 @@ class Simulated:
                     "ablation", "shampoo_nesterov", batch, scaled(best, factor), ABLATION_SEED, change
                 )
                 relative = relative_excess([theirs], [read_arrays(record)["excess"][BINS // 2 :]])
-                shown = title if factor == 1 else f"{title}, rate x {factor:g}"
-                found[shown] = {"excess_half": record["excess_half"], "relative": cell(relative)}
-        return found
+                row = title if factor == 1 else f"{title}, rate x {factor:g}"
+                results[row] = {"excess_half": record["excess_half"], "relative": cell(relative)}
+        return results
 
 
 def scaled(point: Point, factor: float) -> dict[str, float]:
@@ -296,26 +296,26 @@ def cell(estimate: Estimate) -> dict[str, float]:
 
 def steps_table(runs: Mapping[str, list[Record]]) -> dict[str, dict[str, Any]]:
     """The steps of optimizers relative to each baseline's, geometric means over seeds; and single seeds."""
-    arrays = {name: [read_arrays(record) for record in own] for name, own in runs.items()}
+    arrays = {name: [read_arrays(record) for record in records] for name, records in runs.items()}
     first = next(iter(arrays.values()))[0]
-    curves = np.stack([one["excess"] for own in arrays.values() for one in own])
+    curves = np.stack([sums["excess"] for run_arrays in arrays.values() for sums in run_arrays])
     smooth = iter(smooth_levels(curves, first["examples"], first["control"]))
-    levels = {name: [next(smooth) for _ in own] for name, own in arrays.items()}
-    found: dict[str, dict[str, Any]] = {}
-    for name, own in runs.items():
-        row = found[name] = {"excess": float(np.mean([record["excess"] for record in own]))}
+    levels = {name: [next(smooth) for _ in run_arrays] for name, run_arrays in arrays.items()}
+    results: dict[str, dict[str, Any]] = {}
+    for name, records in runs.items():
+        row = results[name] = {"excess": float(np.mean([record["excess"] for record in records]))}
         for baseline in BASELINES:
             if baseline in runs and name != baseline and not (name in BASELINES and baseline != BASELINES[0]):
                 ratios = [steps_ratio(a, b) for a, b in zip(levels[baseline], levels[name], strict=True)]
                 row[f"steps_over_{baseline}"] = cell(mean_ratio(ratios))
-                row[f"by_seed_over_{baseline}"] = [float(one[0]) for one in ratios]
-        row["ms_per_step"] = float(np.mean([record["ms_per_step"] or np.nan for record in own]))
-    return found
+                row[f"by_seed_over_{baseline}"] = [float(ratio[0]) for ratio in ratios]
+        row["ms_per_step"] = float(np.mean([record["ms_per_step"] or np.nan for record in records]))
+    return results
 
 
 def simulated(out: Path, plan: Plan, optimizers: tuple[str, ...]) -> dict[str, Any]:
     """All batch sizes, one after the other."""
-    campaign, found = Simulated(out, plan), {}
+    campaign, results = Simulated(out, plan), {}
     best: dict[int, dict[str, Point]] = {}
     for batch in plan.batches:
         before = best.get(PARENT.get(batch, -1), {})
@@ -326,12 +326,12 @@ def simulated(out: Path, plan: Plan, optimizers: tuple[str, ...]) -> dict[str, A
 
         best[batch] = search_alike(starts, plan.tries, plan.limit, attempt)
         runs = {name: campaign.confirm(name, batch, point) for name, point in best[batch].items()}
-        found[f"batch {batch}"] = steps_table(runs)
+        results[f"batch {batch}"] = steps_table(runs)
         if batch in plan.ablation_batches and "shampoo_nesterov" in optimizers:
             ablations = campaign.ablate(batch, best[batch]["shampoo_nesterov"])
-            found[f"ablations of Shampoo + Nesterov, batch {batch}"] = ablations
+            results[f"ablations of Shampoo + Nesterov, batch {batch}"] = ablations
     linear = campaign.logistic_regression(plan.batches[0])
-    return {"logistic regression's excess": linear["excess"], **found}
+    return {"logistic regression's excess": linear["excess"], **results}
 
 
 def mind_config(name: str, batch: int, point: Point, seed: int, end: str | None) -> TrainConfig:
@@ -366,7 +366,7 @@ def on_mind(out: Path, log: Path, batches: tuple[int, ...], quick: bool) -> dict
         title = f"mind {OPTIMIZERS[name].title} batch {batch} seed {seed} {point.values}"
         return run_once(out, log, sha256, mind_config(name, batch, point, seed, end), title, measure_states)
 
-    found = {}
+    results = {}
     for batch in batches or MIND_BATCHES:
 
         def attempt(name: str, point: Point, batch: int = batch) -> float:
@@ -377,16 +377,16 @@ def on_mind(out: Path, log: Path, batches: tuple[int, ...], quick: bool) -> dict
         for name, point in best.items():
             records = [read_arrays(run(name, batch, point, seed, None)) for seed in seeds]
             of_seeds = [ProgressiveMetrics.from_arrays(arrays).estimates() for arrays in records]
-            estimates[name] = {metric: mean([one[metric] for one in of_seeds]) for metric in SHOWN}
+            estimates[name] = {metric: mean([of_seed[metric] for of_seed in of_seeds]) for metric in METRICS}
         rows: dict[str, dict[str, Any]] = {}
-        for name, own in estimates.items():
-            rows[name] = {metric: f"{float(own[metric].point):.5f}" for metric in SHOWN}
-            for metric in SHOWN if name != BASELINES[0] else ():
-                change = difference(estimates[BASELINES[0]][metric], own[metric])
+        for name, by_metric in estimates.items():
+            rows[name] = {metric: f"{float(by_metric[metric].point):.5f}" for metric in METRICS}
+            for metric in METRICS if name != BASELINES[0] else ():
+                change = difference(estimates[BASELINES[0]][metric], by_metric[metric])
                 low, high = change.interval()
                 rows[name][f"{metric}_change"] = f"{float(change.point):+.5f} [{low:+.5f}, {high:+.5f}]"
-        found[f"MIND, batch {batch}"] = rows
-    return found
+        results[f"MIND, batch {batch}"] = rows
+    return results
 
 
 def measure(
@@ -397,10 +397,7 @@ def measure(
     small: bool = False,
 ) -> dict[str, Any]:
     """The simulated logs, or MIND; ``small`` shows that it works."""
-    if unknown := [name for name in optimizers if name not in OPTIMIZERS]:
-        raise SystemExit(
-            f"convergence.py: error: no optimizer {unknown[0]}; there are {', '.join(OPTIMIZERS)}"
-        )
+    check_names("optimizer", optimizers, tuple(OPTIMIZERS))
     out.mkdir(parents=True, exist_ok=True)
     if mind is not None:
         return on_mind(out, mind, batches, small)

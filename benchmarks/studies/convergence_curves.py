@@ -44,9 +44,9 @@ FloatArray = npt.NDArray[np.float64]
 def expected_excess(truth: FloatArray, logit: FloatArray) -> FloatArray:
     """KL(Bernoulli(truth) || Bernoulli(sigmoid(logit))) in nats, elementwise."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        own = np.where(truth > 0, truth * np.log(truth), 0.0)
-        own += np.where(truth < 1, (1 - truth) * np.log1p(-truth), 0.0)
-    return own + truth * np.logaddexp(0, -logit) + (1 - truth) * np.logaddexp(0, logit)
+        negative_entropy = np.where(truth > 0, truth * np.log(truth), 0.0)
+        negative_entropy += np.where(truth < 1, (1 - truth) * np.log1p(-truth), 0.0)
+    return negative_entropy + truth * np.logaddexp(0, -logit) + (1 - truth) * np.logaddexp(0, logit)
 
 
 def sum_by_cell(cell: npt.NDArray[np.int64], values: FloatArray) -> FloatArray:

@@ -81,10 +81,10 @@ def run(net: str, name: str, rate: float, damping: float, seed: int, epochs: int
         first = first if epoch else outcome(train)[0]
         if not np.isfinite(first):
             break
-    found = {"train_loss_first": first, "train_loss": outcome(train)[0]}
-    found["validation_accuracy"] = outcome(validation)[1]
-    found["test_loss"], found["test_accuracy"] = outcome(test)
-    return found
+    results = {"train_loss_first": first, "train_loss": outcome(train)[0]}
+    results["validation_accuracy"] = outcome(validation)[1]
+    results["test_loss"], results["test_accuracy"] = outcome(test)
+    return results
 
 
 def of_optimizer(
@@ -98,13 +98,14 @@ def of_optimizer(
         key=lambda setting: (tried[setting]["validation_accuracy"], -tried[setting]["train_loss"]),
     )
     runs = [run(net, name, *best, seed, epochs) for seed in range(seeds)]
-    found = {"rate": best[0], "damping": best[1]}
+    results = {"rate": best[0], "damping": best[1]}
     for number in runs[0]:
         values = [outcome[number] for outcome in runs]
-        found[number] = float(np.median(values))
+        results[number] = float(np.median(values))
         if number.startswith("test"):
-            found[f"{number}_low"], found[f"{number}_high"] = map(float, np.quantile(values, (0.25, 0.75)))
-    return found
+            low, high = np.quantile(values, (0.25, 0.75))
+            results |= {f"{number}_low": float(low), f"{number}_high": float(high)}
+    return results
 
 
 def measure(
@@ -119,20 +120,19 @@ def measure(
     # Of small products more threads cost more than they save.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for net in networks:
         names = [*FIRST_ORDER, *(name for name in CURVATURES if net != "convolutions" or name != "kfra")]
-        found[net] = {}
+        results[net] = {}
         for name in names:
             plain = name in FIRST_ORDER
             settings = list(
                 itertools.product(first_order_rates if plain else rates, (0.0,) if plain else dampings)
             )
-            found[net][name] = of_optimizer(net, name, seeds, epochs, settings)
-            print(
-                net, name, {key: float(f"{value:.4g}") for key, value in found[net][name].items()}, flush=True
-            )
-    return found
+            results[net][name] = of_optimizer(net, name, seeds, epochs, settings)
+            numbers = {key: float(f"{value:.4g}") for key, value in results[net][name].items()}
+            print(net, name, numbers, flush=True)
+    return results
 
 
 if __name__ == "__main__":

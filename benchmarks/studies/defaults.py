@@ -19,15 +19,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from many_logs.logs import SOURCES, Log, absent, obtain_log
 from many_logs.systems import SYSTEMS, Result, results
-from runner import main
+from runner import check_names, main
 
 from ctr.eval.compare import compare
 
@@ -37,46 +34,32 @@ TOLERANCE = 0.03
 """Of predicted over actual clicks, where the interval does not hold 1."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the defaults are at least as good as a rival by a metric.
-
-    Attributes:
-        word: ``yes``; ``within interval``: it is behind, by less than the paired interval excludes; ``NO``: behind by
-            more, or by what no interval is known of; or ``-`` where one of the two is not there.
-        change: the defaults minus the rival.
-        margin: half of the paired 95% interval; NaN where it is unknown, as for the AUC of predictions that hardly
-            differ.
-    """
-
-    word: str
-    change: float = 0.0
-    margin: float = 0.0
-
-    def __str__(self) -> str:
-        margin = "?" if math.isnan(self.margin) else f"{self.margin:.4f}"
-        return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {margin})"
-
-
-def best(found: Sequence[Result], metric: str) -> Result:
+def best(passes: Sequence[Result], metric: str) -> Result:
     """The best of at least one result by ``auc`` or ``logloss``; without AUC the first."""
     sign = 1 if metric == "logloss" else -1
-    defined = [result for result in found if result.record[metric] is not None]
-    return min(defined, key=lambda result: sign * result.record[metric]) if defined else found[0]
+    defined = [result for result in passes if result.record[metric] is not None]
+    return min(defined, key=lambda result: sign * result.record[metric]) if defined else passes[0]
 
 
-def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verdict:
-    """The verdict by ``auc`` or ``logloss``."""
+def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> str:
+    """Returns whether the defaults are at least as good as a rival by ``auc`` or ``logloss``.
+
+    Returns:
+        ``yes``; ``within interval``: behind, by less than the paired interval excludes; ``NO``: behind by more, or by
+        what no interval is known of. Then the defaults minus the rival, and half of the paired 95% interval, ``?``
+        where it is unknown, as for the AUC of predictions that hardly differ. ``-`` where one of the two is not there.
+    """
     if not ours or not rivals:
-        return Verdict("-")
+        return "-"
     row = compare(best(rivals, metric).metrics, ours[0].metrics).loc[metric]
     change = float(row["difference"])
     margin = float(row["ci95_high"]) - change
     if math.isnan(change):
-        return Verdict("-")
+        return "-"
     ahead = change <= 0 if metric == "logloss" else change >= 0
     excused = not math.isnan(margin) and not row["significant"]
-    return Verdict("yes" if ahead else "within interval" if excused else "NO", change, margin)
+    verdict = "yes" if ahead else "within interval" if excused else "NO"
+    return f"{verdict} ({change:+.4f} ± {'?' if math.isnan(margin) else f'{margin:.4f}'})"
 
 
 def judge_calibration(ours: Sequence[Result]) -> str:
@@ -90,9 +73,9 @@ def judge_calibration(ours: Sequence[Result]) -> str:
     return "within interval" if low is not None and high is not None and low <= 1 <= high else "NO"
 
 
-def row_of(log: Log, found: Mapping[str, list[Result]]) -> dict[str, Any]:
+def row_of(log: Log, by_system: Mapping[str, list[Result]]) -> dict[str, Any]:
     """The row of a log."""
-    facts, ours = log.facts, found.get("ctr", [])
+    facts, ours = log.facts, by_system.get("ctr", [])
     row = {
         "group": log.source.group,
         "rows": facts["rows"],
@@ -100,20 +83,24 @@ def row_of(log: Log, found: Mapping[str, list[Result]]) -> dict[str, Any]:
         "features": facts["features"],
         "rows a query": facts["rows"] / facts["queries"],
     }
-    row |= {system: _cell(own) for system, own in found.items() if own}
+    row |= {system: _cell(passes) for system, passes in by_system.items() if passes}
     for rival, systems in RIVALS.items():
-        rivals = [result for system in systems for result in found.get(system, [])]
+        rivals = [result for system in systems for result in by_system.get(system, [])]
         row |= {f"≥ {rival}: {metric}": judge(ours, rivals, metric) for metric in ("auc", "logloss")}
-    seconds = ["{:.0f}".format(sum(one.record["seconds"] for one in own)) for own in found.values()]
-    return {**row, "clicks right": judge_calibration(ours), "seconds": " / ".join(seconds)}
+    seconds = [sum(result.record["seconds"] for result in passes) for passes in by_system.values()]
+    return {
+        **row,
+        "clicks right": judge_calibration(ours),
+        "seconds": " / ".join(f"{value:.0f}" for value in seconds),
+    }
 
 
-def _cell(found: Sequence[Result]) -> str:
-    by_auc, by_logloss = best(found, "auc"), best(found, "logloss")
+def _cell(passes: Sequence[Result]) -> str:
+    by_auc, by_logloss = best(passes, "auc"), best(passes, "logloss")
     auc, per_query = (_number(by_auc.record[name]) for name in ("auc", "per_query_auc"))
     low, high = (_number(end, 2) for end in by_logloss.record["calibration_ratio_ci95"])
     clicks = f"{_number(by_logloss.record['calibration_ratio'], 3)} [{low}, {high}]"
-    setting = f", {by_logloss.setting}" if len(found) > 1 else ""
+    setting = f", {by_logloss.setting}" if len(passes) > 1 else ""
     return f"{auc} ({per_query}) / {_number(by_logloss.record['logloss'], 5)} / {clicks}{setting}"
 
 
@@ -135,12 +122,8 @@ def measure(
     rows: int | None = None,
 ) -> dict[str, Any]:
     """The table of all logs; of simulated ones at most so many rows."""
-    for what, given, allowed in (
-        ("log", only, [source.name for source in SOURCES]),
-        ("system", systems, SYSTEMS),
-    ):
-        if unknown := [name for name in given if name not in allowed]:
-            raise SystemExit(f"defaults.py: error: no {what} {unknown[0]}; there are {', '.join(allowed)}")
+    check_names("log", only, [source.name for source in SOURCES])
+    check_names("system", systems, SYSTEMS)
     ready = []
     for source in SOURCES:
         if source.name in only:
@@ -149,11 +132,11 @@ def measure(
             else:
                 ready.append(obtain_log(source, out / "logs", data, rows))
     # What is quick first.
-    found = {
+    table = {
         log.folder.name: row_of(log, {system: results(log, system, out / "results") for system in systems})
-        for log in sorted(ready, key=lambda one: one.facts["rows"])
+        for log in sorted(ready, key=lambda ready_log: ready_log.facts["rows"])
     }
-    return {"logs": found, "verdicts": count(found)}
+    return {"logs": table, "verdicts": count(table)}
 
 
 if __name__ == "__main__":

@@ -39,18 +39,18 @@ def outcome(optimizer: Any, seed: int, epochs: int) -> list[float]:
 
 def measure(seeds: int = 3, epochs: int = 3, rates: tuple[float, ...] = (0.02, 0.04, 0.08)) -> dict[str, Any]:
     """By optimizer and rate."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, make in OPTIMIZERS.items():
         for rate in rates:
             outcomes = np.array([outcome(make(rate), seed, epochs) for seed in range(seeds)])
             margin = t.ppf(0.975, seeds - 1) * outcomes.std(axis=0, ddof=1) / np.sqrt(seeds)
             numbers = zip(("loss", "accuracy"), outcomes.mean(axis=0), margin, strict=True)
-            found.setdefault(name, {})[str(rate)] = {
+            results.setdefault(name, {})[str(rate)] = {
                 f"{what}{kind}": float(value)
                 for what, mean, half in numbers
                 for kind, value in (("", mean), ("_margin", half))
             }
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -28,11 +28,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from parts.scaling import step_row
 from reference import REFERENCE, make_log
-from runner import kept, main
+from runner import cached_json, main
 from workers import pass_speed as speed_of_command
 from workers import write_config
 
-TITLES = {"rows": "rows of the log", "features": "features", "ids": "ids", "workers": "workers"}
 Speeds = Mapping[int, float]
 """Examples a second by the quantity that grows."""
 
@@ -54,30 +53,24 @@ def pass_speed(rows: int, workers: int, threads: int) -> float:
         return speed_of_command(log, config, folder / "run", workers, threads)["examples_per_second"]
 
 
-def feature_speed(features: int) -> float:
-    """Examples a second of the step with so many features."""
-    return step_row(replace(REFERENCE, features=features, buckets=10_000))["examples_per_second"]
+def step_speed(**changes: int) -> float:
+    """Examples a second of the step of the reference model with changes to its size."""
+    return step_row(replace(REFERENCE, **changes))["examples_per_second"]
 
 
-def id_speed(ids: int) -> float:
-    """Examples a second of the step with so many rows in its tables."""
-    size = replace(REFERENCE, buckets=ids // REFERENCE.features, width=4)
-    return step_row(size)["examples_per_second"]
-
-
-def draw(found: Mapping[str, Speeds], path: Path) -> None:
+def draw(by_axis: Mapping[str, Speeds], path: Path) -> None:
     """Examples a second over each quantity, on logarithmic scales."""
     with mpl.rc_context({"svg.hashsalt": "growth", "font.size": 8}):
         figure = Figure(figsize=(9, 2.6), layout="constrained")
-        axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for own, (axis, speeds) in zip(axes, found.items(), strict=True):
+        axes = figure.subplots(1, len(by_axis), sharey=True, squeeze=False)[0]
+        for panel, (axis, speeds) in zip(axes, by_axis.items(), strict=True):
             slope = exponent(speeds)
-            own.plot(list(speeds), list(speeds.values()), "o-")
-            own.set(xscale="log", yscale="log", xlabel=TITLES[axis])
-            own.set_xticks(list(speeds), minor=False)
-            own.set_xticks([], minor=True)
-            own.xaxis.set_major_formatter(EngFormatter(sep=""))
-            own.set_title("" if slope is None else f"exponent {slope:+.2f}")
+            panel.plot(list(speeds), list(speeds.values()), "o-")
+            panel.set(xscale="log", yscale="log", xlabel="rows of the log" if axis == "rows" else axis)
+            panel.set_xticks(list(speeds), minor=False)
+            panel.set_xticks([], minor=True)
+            panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+            panel.set_title("" if slope is None else f"exponent {slope:+.2f}")
         axes[0].set_ylabel("examples/s")
         figure.savefig(path, format="svg", metadata={"Date": None})
 
@@ -94,25 +87,25 @@ def measure(
     threads = os.cpu_count() or 1
     axes: dict[str, tuple[tuple[int, ...], Callable[[int], float]]] = {
         "rows": (rows, lambda number: pass_speed(number, 1, threads)),
-        "features": (features, feature_speed),
-        "ids": (ids, id_speed),
+        "features": (features, lambda number: step_speed(features=number, buckets=10_000)),
+        "ids": (ids, lambda number: step_speed(buckets=number // REFERENCE.features, width=4)),
         "workers": (workers, lambda number: pass_speed(500_000, number, 1)),
     }
-    found: dict[str, dict[int, float]] = {}
+    by_axis: dict[str, dict[int, float]] = {}
     for axis, (values, speed) in axes.items():
         for value in values:
-            kept(out / axis / f"{value}.json", lambda value=value, speed=speed: speed(value))
+            cached_json(out / axis / f"{value}.json", lambda value=value, speed=speed: speed(value))
         files = sorted((out / axis).glob("*.json"), key=lambda file: int(file.stem))
         if files:
-            found[axis] = {int(file.stem): json.loads(file.read_text()) for file in files}
-    if plot is not None and found:
-        draw(found, plot)
-    exponents = {axis: {"exponent": exponent(speeds)} for axis, speeds in found.items()}
-    shown = {
-        axis: {f"{value:,}": {"examples_per_second": speed} for value, speed in own.items()}
-        for axis, own in found.items()
+            by_axis[axis] = {int(file.stem): json.loads(file.read_text()) for file in files}
+    if plot is not None and by_axis:
+        draw(by_axis, plot)
+    exponents = {axis: {"exponent": exponent(speeds)} for axis, speeds in by_axis.items()}
+    table = {
+        axis: {f"{value:,}": {"examples_per_second": speed} for value, speed in axis_speeds.items()}
+        for axis, axis_speeds in by_axis.items()
     }
-    return {**shown, "exponents": exponents}
+    return {**table, "exponents": exponents}
 
 
 if __name__ == "__main__":

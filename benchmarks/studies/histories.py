@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from own import make_model
+from ctr_model import make_model
 from reference import ADAGRAD, REFERENCE, TINY, with_lists
 from runner import Arm, compare, main, timed
 

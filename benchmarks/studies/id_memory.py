@@ -20,13 +20,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from reference import INTERVAL_ROWS, publish_rows
-from runner import kept, main
+from reference import SLATE, category_schema, publish_log
+from runner import cached_json, main
 
 from ctr.config import parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
@@ -35,7 +32,6 @@ from ctr.training.ids.id_map import id_arrays, make_id_maps
 from ctr.training.run.directory import read_run_model
 from ctr.training.session import train
 
-QUERY_ROWS = 4
 DAY = 86_400_000_000
 DAYS = 30
 FEATURES = ("user", "item", "term")
@@ -69,10 +65,10 @@ def draw_ids(
 def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) -> Path:
     """Writes a log whose rows depend on ``rows`` and ``seed`` alone; without buckets ids grow."""
     random = np.random.default_rng(seed)
-    queries = rows // QUERY_ROWS
-    users = np.repeat(draw_ids(random, queries, rows, 0.15), QUERY_ROWS)
-    items = draw_ids(random, queries * QUERY_ROWS, rows // 2, 0.1)
-    terms = draw_ids(random, queries * QUERY_ROWS, 3 * rows, 0.05, 2.0)
+    queries = rows // SLATE
+    users = np.repeat(draw_ids(random, queries, rows, 0.15), SLATE)
+    items = draw_ids(random, queries * SLATE, rows // 2, 0.1)
+    terms = draw_ids(random, queries * SLATE, 3 * rows, 0.05, 2.0)
     together = users, items, terms
     effects = [1.2 * random.standard_normal(int(ids.max()) + 1)[ids] for ids in together]
     logit = sum(effects) - 2.2
@@ -82,57 +78,32 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
         for n, ids in enumerate(together)
     ]
     columns = [
-        one.view(np.int64) if size is None else (1 + one % np.uint64(size - 1)).astype(np.int32)
-        for one, size in zip(prints, buckets, strict=True)
+        ids.view(np.int64) if size is None else (1 + ids % np.uint64(size - 1)).astype(np.int32)
+        for ids, size in zip(prints, buckets, strict=True)
     ]
-    schema = Schema(
-        features=tuple(
-            Category(name=name, source=name, buckets=size, width=WIDTH)
-            for name, size in zip(FEATURES, buckets, strict=True)
-        )
-    )
-    create_log(folder, schema)
-    query = np.arange(len(users)) // QUERY_ROWS
-    time, ids = query * (DAYS * DAY // queries), np.stack(columns, axis=1)
-    for first in range(0, len(query), INTERVAL_ROWS):
-        part = slice(first, first + INTERVAL_ROWS)
-        publish_rows(folder, schema, ids[part], label[part], query[part], first, time[part])
-    np.save(folder / "distinct.npy", [len(np.unique(one)) for one in together])
+    schema = category_schema(dict(zip(FEATURES, buckets, strict=True)), width=WIDTH)
+    publish_log(folder, schema, np.stack(columns, axis=1), label, DAYS * DAY // queries)
+    np.save(folder / "distinct.npy", [len(np.unique(feature_ids)) for feature_ids in together])
     return folder
 
 
-def table_size(run: Path) -> tuple[int, int]:
-    """Bytes of a finished run's tables with what the optimizer keeps of them, and their number of rows."""
-    total = rows = 0
-    with np.load(_newest_arrays(run)) as arrays:
-        for name in arrays.files:
-            kind = name.removeprefix("weights|").split("/")[0]
-            if kind == "rows" or kind.startswith("rows_"):
-                total += arrays[name].nbytes
-                rows += len(arrays[name]) if kind == "rows" else 0
-    return total, rows
-
-
-def map_bytes(run: Path) -> int:
-    """Bytes of the maps that find a finished run's rows, as they are in memory; 0 for buckets."""
+def id_memory(run: Path) -> tuple[int, int, int]:
+    """Of a finished run the bytes of its tables with what the optimizer keeps of them, and their number of rows; the
+    bytes of the maps that find these, as they are in memory, 0 for buckets.
+    """
     config, schema = read_run_model(run)
-    with np.load(_newest_arrays(run)) as arrays:
-        weights = {
-            name.removeprefix("weights|"): arrays[name]
-            for name in arrays.files
-            if name.startswith("weights|ids/")
-        }
-    total = 0
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as file:
+        arrays = {name.removeprefix("weights|"): file[name] for name in file.files}
+    kinds = {name: name.split("/")[0] for name in arrays}
+    tables = sum(arrays[name].nbytes for name, kind in kinds.items() if kind.split("_")[0] == "rows")
+    rows = sum(len(arrays[name]) for name, kind in kinds.items() if kind == "rows")
+    maps = 0
     for layout in config.table_layouts(schema):
         if layout.growing:
             id_map = make_id_maps([layout], config.ids)[0]
-            id_map.restore(id_arrays(layout, weights))
-            total += id_map.nbytes
-    return total
-
-
-def _newest_arrays(run: Path) -> Path:
-    return max((run / "checkpoints").iterdir()) / "arrays.npz"
+            id_map.restore(id_arrays(layout, arrays))
+            maps += id_map.nbytes
+    return tables, rows, maps
 
 
 def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, Any]) -> Path:
@@ -144,13 +115,14 @@ def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, 
 
 def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
     """A run's bytes, and its logloss against another one's."""
-    own, base = read_run(run), read_run(against)
-    change = compare(base.metrics, own.metrics).loc["logloss"]
+    result, base = read_run(run), read_run(against)
+    change = compare(base.metrics, result.metrics).loc["logloss"]
+    tables, _, maps = id_memory(run)
     return {
         **{"seed": seed, "policy": policy, "share": share},
-        "bytes": table_size(run)[0] + map_bytes(run),
-        "logloss": own.number("logloss"),
-        "examples_per_second": own.number("examples_per_second"),
+        "bytes": tables + maps,
+        "logloss": result.number("logloss"),
+        "examples_per_second": result.number("examples_per_second"),
         **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
     }
 
@@ -168,14 +140,14 @@ def measure_seed(
         return path
 
     def keep(policy: str, share: float, run: Path, against: Path) -> None:
-        kept(folder / f"{run.name}.json", lambda: describe(seed, policy, share, run, against))
+        cached_json(folder / f"{run.name}.json", lambda: describe(seed, policy, share, run, against))
 
     growing = log("growing", (None,) * len(FEATURES))
-    distinct = [int(one) for one in np.load(growing / "distinct.npy")]
+    distinct = [int(number) for number in np.load(growing / "distinct.npy")]
     unbounded = train_once(folder, "unbounded", growing, seed, {"capacity": 2**24})
     keep("unbounded", 1.0, unbounded, unbounded)
     for share in shares:
-        sizes = [max(2, round(share * one)) for one in distinct]
+        sizes = [max(2, round(share * number)) for number in distinct]
         capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
         for policy in policies:
             ids = {**capacities, "eviction": {"policy": policy}}
@@ -183,10 +155,10 @@ def measure_seed(
         if (folder / f"buckets-{share}.json").exists():
             continue
         best = folder / f"{policies[0]}-{share}"
-        tables, count = table_size(best)
+        tables, count, maps = id_memory(best)
         # As many buckets as fit into the memory that slots with their map take.
-        more = (tables + map_bytes(best)) / tables * count / sum(sizes)
-        buckets = log(f"buckets-{share}", [round(one * more) for one in sizes])
+        more = (tables + maps) / tables * count / sum(sizes)
+        buckets = log(f"buckets-{share}", [round(size * more) for size in sizes])
         keep("buckets", share, train_once(folder, f"buckets-{share}", buckets, seed, {}), best)
         shutil.rmtree(buckets)
 
@@ -204,14 +176,14 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
             if policy != "buckets":
                 points.append((whole["bytes"] / 1e6, whole["logloss"]))
-            for one in axes if policy != "none" else axes[:1]:
-                one.plot(*zip(*points, strict=True), f"C{number}o-", markersize=4, label=policy)
+            for panel in axes if policy != "none" else axes[:1]:
+                panel.plot(*zip(*points, strict=True), f"C{number}o-", markersize=4, label=policy)
         sizes = sorted({round(line["bytes"] / 1e6, 1) for line in first if line["policy"] != "none"})
-        for one in axes:
-            one.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
-            one.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
-            one.set_xticks(sizes, [str(size) for size in sizes])
-            one.minorticks_off()
+        for panel in axes:
+            panel.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
+            panel.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
+            panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.minorticks_off()
         axes[1].set_title("without none")
         axes[0].legend()
         figure.savefig(path, format="svg", metadata={"Date": None})
@@ -227,16 +199,16 @@ def report(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault(f"{line['policy']}, slots / ids {line['share']:.4g}", []).append(line)
-    found = {}
-    for name, own in groups.items():
-        change = [100 * (line["logloss"] / base[line["seed"]] - 1) for line in own]
-        found[name] = {
-            "megabytes": float(np.mean([line["bytes"] for line in own])) / 1e6,
-            "logloss": f"{np.mean([line['logloss'] for line in own]):.5f}",
+    results = {}
+    for name, runs in groups.items():
+        change = [100 * (line["logloss"] / base[line["seed"]] - 1) for line in runs]
+        results[name] = {
+            "megabytes": float(np.mean([line["bytes"] for line in runs])) / 1e6,
+            "logloss": f"{np.mean([line['logloss'] for line in runs]):.5f}",
             "against_unbounded": f"{np.mean(change):+.3f}% ({min(change):+.3f}% to {max(change):+.3f}%)",
-            "paired_intervals": [f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in own],
+            "paired_intervals": [f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in runs],
         }
-    return {"ids": found}
+    return {"ids": results}
 
 
 def measure(

@@ -2,7 +2,7 @@
 
     python benchmarks/study.py placement [--devices 8] [--batch 4096]
 
-Of the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, those of the optimizer
+Of the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, counted in the optimizer
 itself as built, and what it sends at a step, as its group counts it; beside the paper's formulas, a state of 1/Q of the
 whole and a buffer of Q times the most elements that its greedy algorithm 3 gives a member. *Meshes* (THESIS 6, tables
 6.2 and 6.3): the largest share of the work, the bytes of factors and roots, and what a device sends at a step.
@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import tensorflow as tf
-from reference import MODEL, REFERENCE
+from reference import dense_shapes, reference_layers
 from runner import main
 
 from ctr.optim.shampoo.assignment import balanced, block_cost
@@ -26,14 +26,6 @@ from ctr.optim.shampoo.placement import Mesh, ranks_of
 FLOAT = 4
 MEGA = 1e6
 Shape = tuple[int, ...]
-
-
-def reference_layers() -> list[list[Shape]]:
-    """The shapes of the weights of each layer, in the order of the work."""
-    width, rank = REFERENCE.features * REFERENCE.width, MODEL["crosses"]["rank"]
-    crosses = [[(width, rank), (rank, width), (width,)]] * MODEL["crosses"]["layers"]
-    sizes = [width, *MODEL["deep"]["units"], 1]
-    return crosses + [[(inputs, units), (units,)] for inputs, units in pairwise(sizes)]
 
 
 class Counting:
@@ -61,10 +53,10 @@ def of_member(shapes: Sequence[Shape], rank: int, size: int) -> tuple[int, int]:
 
 def of_groups(devices: int) -> dict[str, dict[str, float]]:
     """By the size of groups, which divides the number of devices."""
-    shapes = [shape for layer in reference_layers() for shape in layer]
+    shapes = dense_shapes()
     layout = lay_out(ShampooOptions(), shapes)
     elements = [math.prod(stack.block) for stack in layout.stacks for _ in range(stack.count)]
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     whole, _ = of_member(shapes, 0, 1)
     for size in (size for size in range(1, devices + 1) if devices % size == 0):
         members = [of_member(shapes, rank, size) for rank in range(size)]
@@ -72,14 +64,14 @@ def of_groups(devices: int) -> dict[str, dict[str, float]]:
         most = max(
             sum(n for n, owner in zip(elements, greedy, strict=True) if owner == rank) for rank in range(size)
         )
-        found[f"{devices // size} of {size}"] = {
+        results[f"{devices // size} of {size}"] = {
             "state_mb": max(state for state, _ in members) / MEGA,
             "formula_state_mb": whole / size / MEGA,
             "buffer_mb": size * max(sent for _, sent in members) / MEGA,
             "formula_buffer_mb": size * most * FLOAT / MEGA if size > 1 else 0.0,
             "sent_mb": (size - 1) * max(sent for _, sent in members) / MEGA,
         }
-    return found
+    return results
 
 
 def stages_of(costs: Sequence[float], stages: int) -> list[int]:

@@ -184,7 +184,7 @@ def step(network: Network, compute: Compute, workers: int, batch: float) -> Step
     work, gathered = shampoo_shares(group)
     # With a linear weight each.
     row_bytes = FLOAT * (REFERENCE.width + 1) * rows
-    found = Step(
+    parts = Step(
         compute=compute.fixed + batch * flops_per_example(shapes) / compute.rate,
         shampoo=work / compute.cores,
         dense=all_reduce(network, workers, FLOAT * sum(map(math.prod, shapes))),
@@ -192,7 +192,7 @@ def step(network: Network, compute: Compute, workers: int, batch: float) -> Step
         directions=all_gather(network, group, gathered),
     )
     ahead = workers * batch * (compute.read + compute.plan)
-    return replace(found, reading=max(0.0, ahead - found.seconds))
+    return replace(parts, reading=max(0.0, ahead - parts.seconds))
 
 
 def curve(network: Network, compute: Compute, batch: int, fixed_global: bool) -> list[Step]:
@@ -205,8 +205,8 @@ def curve(network: Network, compute: Compute, batch: int, fixed_global: bool) ->
 def speeds(steps: Sequence[Step], batch: int, fixed_global: bool) -> list[float]:
     """Examples per second."""
     return [
-        (batch if fixed_global else batch * workers) / one.seconds
-        for workers, one in zip(WORKERS, steps, strict=True)
+        (batch if fixed_global else batch * workers) / timing.seconds
+        for workers, timing in zip(WORKERS, steps, strict=True)
     ]
 
 
@@ -217,16 +217,16 @@ def stop(steps: Sequence[Step], batch: int, fixed_global: bool) -> tuple[int, st
     which each does at least half of what one alone does. The reason is the part that, with twice as many, exceeds by
     most what it would be under linear scaling.
     """
-    found = speeds(steps, batch, fixed_global)
+    rates = speeds(steps, batch, fixed_global)
     if fixed_global:
-        place = int(np.argmax(found))
+        index = int(np.argmax(rates))
     else:
-        useful = [speed / workers >= found[0] / 2 for speed, workers in zip(found, WORKERS, strict=True)]
-        place = useful.index(False) - 1 if False in useful else len(WORKERS) - 1
-    after = min(place + 1, len(WORKERS) - 1)
+        useful = [speed / workers >= rates[0] / 2 for speed, workers in zip(rates, WORKERS, strict=True)]
+        index = useful.index(False) - 1 if False in useful else len(WORKERS) - 1
+    after = min(index + 1, len(WORKERS) - 1)
     alone, divisor = asdict(steps[0]), WORKERS[after] if fixed_global else 1
     excess = {part: seconds - alone[part] / divisor for part, seconds in asdict(steps[after]).items()}
-    return WORKERS[place], max(excess, key=excess.__getitem__)
+    return WORKERS[index], max(excess, key=excess.__getitem__)
 
 
 def _where(fixed_global: bool) -> str:
@@ -236,16 +236,16 @@ def _where(fixed_global: bool) -> str:
 def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -> dict[str, Any]:
     """A row for each number of workers, and where it stops."""
     steps = curve(network, compute, batch, fixed_global)
-    found = speeds(steps, batch, fixed_global)
+    rates = speeds(steps, batch, fixed_global)
     rows = {
         str(workers): {
-            **{f"{part}_ms": 1e3 * seconds for part, seconds in asdict(one).items()},
-            "step_ms": 1e3 * one.seconds,
-            "communication": one.communication / one.seconds,
+            **{f"{part}_ms": 1e3 * seconds for part, seconds in asdict(timing).items()},
+            "step_ms": 1e3 * timing.seconds,
+            "communication": timing.communication / timing.seconds,
             "examples_per_second": speed,
-            "efficiency": speed / found[0] / workers,
+            "efficiency": speed / rates[0] / workers,
         }
-        for workers, one, speed in zip(WORKERS, steps, found, strict=True)
+        for workers, timing, speed in zip(WORKERS, steps, rates, strict=True)
     }
     workers, part = stop(steps, batch, fixed_global)
     return {
@@ -264,23 +264,23 @@ def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Net
             upper, lower = axes[:, column]
             for network in networks:
                 steps = curve(network, compute, size, fixed_global)
-                found = speeds(steps, size, fixed_global)
-                (line,) = upper.plot(WORKERS, found, label=network.name)
+                rates = speeds(steps, size, fixed_global)
+                (line,) = upper.plot(WORKERS, rates, label=network.name)
                 workers, _ = stop(steps, size, fixed_global)
-                upper.plot(workers, found[WORKERS.index(workers)], "o", color=line.get_color())
-            upper.plot(WORKERS, [found[0] * w for w in WORKERS], ":", color="gray", label="linear")
+                upper.plot(workers, rates[WORKERS.index(workers)], "o", color=line.get_color())
+            upper.plot(WORKERS, [rates[0] * w for w in WORKERS], ":", color="gray", label="linear")
             where = _where(fixed_global)
             upper.set(xscale="log", yscale="log", ylabel="examples/s", title=f"{size:,} examples {where}")
-            upper.set_ylim(top=found[0] * WORKERS[-1] * 2)
+            upper.set_ylim(top=rates[0] * WORKERS[-1] * 2)
             steps = curve(networks[0], compute, size, fixed_global)
-            values = np.array([list(asdict(one).values()) for one in steps]).T * 1e3
+            values = np.array([list(asdict(timing).values()) for timing in steps]).T * 1e3
             lower.stackplot(WORKERS, values, labels=PARTS)
             lower.set(xscale="log", xlabel="workers", ylabel="ms", title=f"a step on {networks[0].name}")
         axes[0, 0].legend()
         axes[1, 0].legend(loc="upper left")
-        for one in axes.flat:
-            one.set_xscale("log", base=2)
-            one.set_xlim(1, WORKERS[-1])
+        for panel in axes.flat:
+            panel.set_xscale("log", base=2)
+            panel.set_xlim(1, WORKERS[-1])
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
@@ -312,7 +312,7 @@ def measure(
     fixed = fixed_ms / 1e3
     rate = BATCH * flops_per_example(dense_shapes()) / (step_ms / 1e3 - fixed)
     compute = Compute(fixed, rate, cores, group, read_us / 1e6, plan_us / 1e6)
-    networks = [replace(one, collectives=collectives or one.collectives) for one in NETWORKS]
+    networks = [replace(network, collectives=collectives or network.collectives) for network in NETWORKS]
     if plot is not None:
         draw(compute, batch, global_batch, networks, plot)
     sizes = [(batch, False), (global_batch, True)]

@@ -13,27 +13,22 @@ fifths, by the same code as ``ctr search`` runs, with several seeds:
     random     what training as many candidates alone as the search costs would have found, expected over all draws
 
 An architecture alone is the supernet under its masks, which tests prove to be the smaller network, with weights that
-begin as those of the smaller network do; so one compiled step trains all. The same command again goes on after what is
+begin as the smaller network's do; so one compiled step trains all. The same command again goes on after what is
 done. ``--set KEY=VALUE ...`` changes the controller.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-from reference import publish_rows
-from runner import kept, main
+from reference import SLATE, category_schema, publish_log
+from runner import cached_json, main
 from scipy.stats import kendalltau
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy
@@ -50,10 +45,8 @@ from ctr.training.run import checkpoint
 ALONE_SEEDS = (1, 2, 3)
 HELD_BACK = 0.2
 
-
-QUERY_ROWS = 4
 IDS = {"user": 40, "item": 60, "hour": 24, "noise": 500}
-SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=ids) for name, ids in IDS.items()))
+SCHEMA = category_schema(IDS)
 
 BASE: dict[str, Any] = {
     "batch": {"rows": 200},
@@ -80,8 +73,8 @@ SPACE: dict[str, list[Any]] = {
 def make_log(folder: Path, rows: int, seed: int) -> Path:
     """Publishes a log: linear effects, a product of vectors of user and item, and one of hour and user's first."""
     rng = np.random.default_rng(seed)
-    queries = rows // QUERY_ROWS
-    query = np.repeat(np.arange(queries), QUERY_ROWS)
+    queries = rows // SLATE
+    query = np.repeat(np.arange(queries), SLATE)
     users, hours = rng.integers(1, IDS["user"], queries)[query], rng.integers(1, IDS["hour"], queries)[query]
     items, noise = (rng.integers(1, IDS[name], len(query)) for name in ("item", "noise"))
     vectors = {name: rng.normal(size=(IDS[name], 4)) for name in ("user", "item", "hour")}
@@ -91,9 +84,7 @@ def make_log(folder: Path, rows: int, seed: int) -> Path:
     logit += 0.5 * np.maximum(vectors["hour"][hours, 0] * vectors["user"][users, 0], 0)
     label = rng.random(len(query)) < 1 / (1 + np.exp(-logit))
     ids = np.stack([users, items, hours, noise], axis=1).astype(np.int32)
-    create_log(folder, SCHEMA)
-    publish_rows(folder, SCHEMA, ids, label, query, time=query * 1000)
-    return folder
+    return publish_log(folder, SCHEMA, ids, label)
 
 
 class Bench:
@@ -119,35 +110,28 @@ class Bench:
         self.every = list(self.space.candidates())
         self.cost = cost_of(self.space, self.base, counted(self.log, "training"))
         self.costs = np.array([self.cost(choice) for choice in self.every])
-        self.largest = check_supernet(self.space, self.base)
-        self._step: SharedStep | None = None
+        self.largest = check_supernet(self.space, self.base, config.controller.extremes != "none")
 
     def config(self, mode: str, seed: int, **changes: Any) -> SearchConfig:
         content = {"mode": mode, **self.controller, **changes}
-        given = {"space": SPACE, "target": self.target, "seed": seed, "controller": content}
-        return parse_model(SearchConfig, given, "benchmark")
+        settings = {"space": SPACE, "target": self.target, "seed": seed, "controller": content}
+        return parse_model(SearchConfig, settings, "benchmark")
 
-    @property
+    @cached_property
     def step(self) -> SharedStep:
         """Steps of the supernet on a state that is set anew for each run."""
-        if self._step is None:
-            inputs = open_inputs(self.log, self.largest)
-            config = self.config("penalty", 1, learners=1, extremes="none")
-            policy = Policy(self.space, self.cost, self.target, config.controller, 1)
-            plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
-            make_deterministic(1)
-            state = SharedState(plan, self.largest, inputs.schema, inputs.families)
-            self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
-            self.feeds = list(read_feeds(inputs, lambda: state.layouts))
-            self._step = SharedStep(plan, state, self.largest, None)
-        return self._step
-
-    @property
-    def held_back(self) -> int:
-        """The number of the first batch that no search reads."""
-        _ = self.step
+        inputs = open_inputs(self.log, self.largest)
+        config = self.config("penalty", 1, learners=1, extremes="none")
+        policy = Policy(self.space, self.cost, self.target, config.controller, 1)
+        plan = Plan(config, self.space, self.base, policy, self.rows, self.out / "unused.jsonl")
+        make_deterministic(1)
+        state = SharedState(plan, self.largest, inputs.schema, inputs.families)
+        self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
+        self.feeds = list(read_feeds(inputs, lambda: state.layouts))
+        # The first batch that no search reads.
         ends = [feed.batch.end for feed in self.feeds]
-        return next(at for at, end in enumerate(ends) if end > self.rows * (1 - HELD_BACK))
+        self.held_back = next(at for at, end in enumerate(ends) if end > self.rows * (1 - HELD_BACK))
+        return SharedStep(plan, state, self.largest, None)
 
     def alone(self, choice: Choice, seed: int) -> float:
         """The progressive logloss over the held-back part of a candidate trained alone."""
@@ -163,11 +147,11 @@ class Bench:
     def _first_weights(self, choice: Choice, seed: int) -> dict[str, np.ndarray]:
         """The beginning of a run of a candidate alone, in the places that its masks leave."""
         config = self.space.apply(self.base, choice)
-        kept = {name: min(width, 12) for name, width in config.model.widths.items()}
+        widths = {name: min(width, 12) for name, width in config.model.widths.items()}
         columns, begin = [], 0
         for layout in self.layouts:
             for feature in layout.features:
-                columns += range(begin, begin + kept[feature.name])
+                columns += range(begin, begin + widths[feature.name])
                 begin += layout.width
         network = make_experts(config.model, config.objective, "float32", ()).network
         small = init_weights(network, {"quality": len(columns)}, seed)
@@ -193,11 +177,12 @@ class Bench:
         """The logloss of every candidate over the held-back part, by the weights that a supernet has come to."""
         arrays, _ = checkpoint.read(run / "checkpoints")
         weights = {n.removeprefix("weights|"): a for n, a in arrays.items() if n.startswith("weights|")}
-        self.step.state.restore(weights)
+        step = self.step
+        step.state.restore(weights)
         ramps, feeds = self.largest.ramps_at(self.rows), self.feeds[self.held_back :]
         return [
-            float(np.mean([batch_loss(feed, self.step.score_by(one, feed, ramps).logit) for feed in feeds]))
-            for one in self.every
+            float(np.mean([batch_loss(feed, step.score_by(choice, feed, ramps).logit) for feed in feeds]))
+            for choice in self.every
         ]
 
     def search(self, mode: str, seed: int) -> dict[str, Any]:
@@ -206,9 +191,9 @@ class Bench:
         config = self.config("penalty" if mode == "fair" else mode, seed, **changes)
         folder = self.out / "supernets" / self.name / f"{mode}-{seed}"
         base = self.prefix.model_copy(update={"seed": seed})
-        found = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
+        result = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
         losses = self.shared(folder / "run")
-        return {"choice": self.every.index(found.choice), "passes": found.passes, "losses": losses}
+        return {"choice": self.every.index(result.choice), "passes": result.passes, "losses": losses}
 
 
 def interval(values: Sequence[float], seed: int = 0) -> str:
@@ -233,14 +218,14 @@ def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[st
     """A row for each kind of search, and one for random search at equal passes."""
     means, allowed = alone.mean(axis=1), bench.costs <= bench.target
     order, best = np.argsort(np.argsort(means)) + 1, means[allowed].min()
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for mode, runs in searches.items():
         chosen = np.array([run["choice"] for run in runs])
         # The controller of a fair supernet has no preference: the best by the shared weights is taken.
         if mode == "fair":
             chosen = np.array([np.argmin(np.where(allowed, run["losses"], np.inf)) for run in runs])
         passes = float(np.mean([run["passes"] for run in runs]))
-        found[mode] = {
+        rows[mode] = {
             "tau of each seed": [round(float(kendalltau(run["losses"], means)[0]), 2) for run in runs],
             "rank": order[chosen].tolist(),
             "above target": float(np.mean(~allowed[chosen])),
@@ -251,11 +236,11 @@ def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[st
         count = max(1, math.floor(passes / bench.costs[allowed].mean()))
         regrets = random_regret(alone, allowed, count)
         low, high = np.percentile(regrets, [2.5, 97.5])
-        found[f"random beside {mode}, {count} alone"] = {
+        rows[f"random beside {mode}, {count} alone"] = {
             "regret": f"{regrets.mean():.4f}, of single searches {low:.4f} to {high:.4f}",
             "passes": count * float(bench.costs[allowed].mean()),
         }
-    return found
+    return rows
 
 
 def measure(
@@ -272,7 +257,7 @@ def measure(
     alone = np.array(
         [
             [
-                kept(out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s))
+                cached_json(out / "alone" / f"{at}-{seed}.json", lambda c=choice, s=seed: bench.alone(c, s))
                 for seed in ALONE_SEEDS
             ]
             for at, choice in enumerate(bench.every)
@@ -281,7 +266,7 @@ def measure(
     folder = out / "searches" / bench.name
     searches = {
         mode: [
-            kept(folder / f"{mode}-{seed}.json", lambda m=mode, s=seed: bench.search(m, s))
+            cached_json(folder / f"{mode}-{seed}.json", lambda m=mode, s=seed: bench.search(m, s))
             for seed in range(1, seeds + 1)
         ]
         for mode in modes

@@ -10,34 +10,27 @@ probabilities, without any training: ``margin`` is by how much the logloss of th
 seed is another world.
 """
 
-import os
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-from reference import publish_rows
-from runner import kept, main
+from reference import category_schema, publish_log
+from runner import cached_json, main
 
 from ctr.config import apply_settings, parse_model
-from ctr.data.features import Category
-from ctr.data.log import create_log
-from ctr.data.schema import Schema
 from ctr.search.config import SearchConfig
 from ctr.search.problem import cost_of, counted
 from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
-QUERY_ROWS = 4
 EFFECTS = {"a": 0.5, "b": 1.2, "b_copy": 0.0, "c": 0.8, "d": 0.4, "e": 0.2, "f": 0.0}
 """The standard deviation of each feature's effects; ``b_copy`` is the id of b in a share of the rows."""
 COPIED = 0.85
 EFFECT_IDS = 40
-SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=EFFECT_IDS) for name in EFFECTS))
+SCHEMA = category_schema(dict.fromkeys(EFFECTS, EFFECT_IDS))
 CONTENT: dict[str, Any] = {
     "batch": {"rows": 100},
     "model": {
@@ -76,19 +69,19 @@ class Planted:
     def logloss(self, features: Collection[str], draws: int = 400) -> float:
         """The expected logloss of the best prediction by a and these features, on the first rows.
 
-        Effects of other features are averaged over what they may be: any, or, of b, mostly that of its copy.
+        Effects of other features are averaged over what they may be: any, or, of b, mostly its copy's.
         """
         rows = slice(0, 4000)
-        known = {"a", *features}
+        seen = {"a", *features}
         count = len(self._logit[rows])
         logit = np.full((draws, count), -1.5)
         rng = np.random.default_rng(0)
         for name, effects in self._effects.items():
-            if name in known:
+            if name in seen:
                 logit += effects[self._ids[name][rows]]
                 continue
             drawn = rng.integers(1, EFFECT_IDS, (draws, count))
-            if name == "b" and "b_copy" in known:
+            if name == "b" and "b_copy" in seen:
                 drawn = np.where(rng.random((draws, count)) < COPIED, self._ids["b_copy"][rows], drawn)
             logit += effects[drawn]
         predicted = (1 / (1 + np.exp(-logit))).mean(axis=0)
@@ -97,11 +90,8 @@ class Planted:
 
     def publish(self, folder: Path) -> Path:
         """Publishes the log, four rows a query."""
-        query = np.arange(len(self._logit)) // QUERY_ROWS
         ids = np.stack([self._ids[name] for name in EFFECTS], axis=1).astype(np.int32)
-        create_log(folder, SCHEMA)
-        publish_rows(folder, SCHEMA, ids, self._label, query, time=query * 1000)
-        return folder
+        return publish_log(folder, SCHEMA, ids, self._label)
 
 
 BASE = parse_model(TrainConfig, CONTENT, "benchmark")
@@ -112,30 +102,31 @@ def features_of(space: Space, choice: Choice) -> set[str]:
     return {name.partition(".")[2] for name, has_it in space.values(choice).items() if has_it}
 
 
-def search(
-    log: Path, out: Path, controller: Mapping[str, Any], seed: int, slack: float, world: Planted
-) -> dict[str, Any]:
-    """One search, and how it ended."""
+def search(rows: int, seed: int, slack: float, controller: Mapping[str, Any]) -> dict[str, Any]:
+    """Searches in a world of its own; returns how it ended."""
+    world = Planted(rows, seed)
     space = space_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark"))
-    cost = cost_of(space, BASE, counted(log, "training"))
-    planted = next(one for one in space.candidates() if features_of(space, one) == world.optimum)
-    # Operations for an example depend a little on which ids a batch has.
-    target = 1.001 * slack * cost(planted)
-    given = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
-    config = parse_model(SearchConfig, given, "benchmark")
-    base = BASE.model_copy(update={"seed": seed})
-    found = search_supernet(config, space, cost, base, log, out, lambda line: None)
-    allowed = [one for one in space.candidates() if cost(one) <= target]
-    losses = {one: world.logloss(features_of(space, one)) for one in allowed}
+    planted = next(choice for choice in space.candidates() if features_of(space, choice) == world.optimum)
+    with tempfile.TemporaryDirectory() as folder:
+        log = world.publish(Path(folder) / "log")
+        cost = cost_of(space, BASE, counted(log, "training"))
+        # Operations for an example depend a little on which ids a batch has.
+        target = 1.001 * slack * cost(planted)
+        settings = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
+        config = parse_model(SearchConfig, settings, "benchmark")
+        base = BASE.model_copy(update={"seed": seed})
+        result = search_supernet(config, space, cost, base, log, Path(folder) / "out", lambda line: None)
+    allowed = [choice for choice in space.candidates() if cost(choice) <= target]
+    losses = {choice: world.logloss(features_of(space, choice)) for choice in allowed}
     first, second = sorted(losses.values())[:2]
     return {
-        "planted": found.choice == planted,
+        "planted": result.choice == planted,
         "is_optimum": losses[planted] == first,
         "margin": second - first,
-        "regret": world.logloss(features_of(space, found.choice)) - first,
-        "features": sorted(features_of(space, found.choice)),
-        "cost": cost(found.choice) / target,
-        "passes": found.passes,
+        "regret": world.logloss(features_of(space, result.choice)) - first,
+        "features": sorted(features_of(space, result.choice)),
+        "cost": cost(result.choice) / target,
+        "passes": result.passes,
     }
 
 
@@ -151,25 +142,19 @@ def measure(
     changes = apply_settings({}, set)
     names = "-".join([str(rows), *set])
 
-    def one(mode: str, times: float, seed: int) -> dict[str, Any]:
-        world = Planted(rows, seed)
-        with tempfile.TemporaryDirectory() as folder:
-            log = world.publish(Path(folder) / "log")
-            return search(log, Path(folder) / "out", {**changes, "mode": mode}, seed, times, world)
-
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     margins: list[float] = []
     for times in slack:
         for mode in modes:
             runs = [
-                kept(
+                cached_json(
                     out / f"{names}-{mode}-{times:g}-{seed}.json",
-                    lambda m=mode, t=times, s=seed: one(m, t, s),
+                    lambda m=mode, t=times, s=seed: search(rows, s, t, {**changes, "mode": m}),
                 )
                 for seed in range(1, seeds + 1)
             ]
             margins += [run["margin"] for run in runs if run["is_optimum"]]
-            found[f"{mode}, target {times:g} of the optimum's cost"] = {
+            results[f"{mode}, target {times:g} of the optimum's cost"] = {
                 "optimum found": f"{sum(run['planted'] for run in runs)} of {len(runs)}",
                 "above target": sum(run["cost"] > 1 for run in runs),
                 "cost over target": float(np.mean([run["cost"] for run in runs])),
@@ -178,7 +163,7 @@ def measure(
                 "worlds in which another candidate is better": sum(not run["is_optimum"] for run in runs),
             }
     return {
-        "searches": found,
+        "searches": results,
         "margin to the second best": [min(margins, default=None), max(margins, default=None)],
     }
 

@@ -10,13 +10,10 @@ place, too many operations or too much memory; the exit status is 1 then. Roots 
 may have float64: in float32 a root of a matrix of condition 1e6 is wrong by some 6%, more than a certificate allows.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from accelerators import tpu_compiler
 from accelerators.checks import (
@@ -30,7 +27,7 @@ from accelerators.kinds import KINDS, SMALL, SMALL_ROOTS, build
 from accelerators.lowering import output_aliases
 from accelerators.roofline import roofline, touched_bytes
 from reference import REFERENCE, TINY
-from runner import main
+from runner import check_names, main
 
 from ctr.experiments.config import merged
 
@@ -50,26 +47,26 @@ def compile_kind(
     lowered, flops = built.lowered(), built.flops()
     # Roots on the host are none of the step's operations; an iteration on the device has no fixed number of them.
     every = built.config.optimizer.dense.shampoo.statistics.frequency
-    own = (flops.train - flops.roots + (every - 1) * flops.statistics) * len(built.feeds[0].targets["label"])
-    own = None if kind.device_roots else own
-    found: dict[str, dict[str, Any]] = {}
+    rows = len(built.feeds[0].targets["label"])
+    model_flops = rows * (flops.train - flops.roots + (every - 1) * flops.statistics)
+    results: dict[str, dict[str, Any]] = {}
     for chip in chips:
         try:
             compiled = tpu_compiler.compile_for(chip, lowered.hlo)
         except Exception as error:  # what it raises has no class of its own
-            found[chip] = {"faults": f"does not compile: {str(error).partition(chr(10))[0]}"}
+            results[chip] = {"faults": f"does not compile: {str(error).partition(chr(10))[0]}"}
             continue
         if reports is not None:
             reports.mkdir(parents=True, exist_ok=True)
             (reports / f"{name}, {chip}.txt").write_text(compiled.memory)
         needed = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporary
-        ratio = None if own is None else compiled.flops / own
+        ratio = None if kind.device_roots else compiled.flops / model_flops
         faults = [
             *program_faults(lowered.text, compiled.text, kind.device_roots),
             *in_place_faults(lowered.changed, len(lowered.results), output_aliases(compiled.text)),
             *number_faults(chip, needed, compiled.temporary, ratio, max_ratio, kind.lists),
         ]
-        found[chip] = {
+        results[chip] = {
             "faults": "; ".join(faults),
             "arguments_mb": compiled.arguments / 1e6,
             "temporary_mb": compiled.temporary / 1e6,
@@ -82,9 +79,8 @@ def compile_kind(
             "compile_seconds": compiled.seconds,
         }
         if not kind.device_roots:
-            rows = len(built.feeds[0].targets["label"])
-            found[chip] |= roofline(chip, compiled.flops, touched_bytes(built), rows)
-    return found
+            results[chip] |= roofline(chip, compiled.flops, touched_bytes(built), rows)
+    return results
 
 
 def measure(
@@ -94,17 +90,16 @@ def measure(
     memory: Path | None = None,
 ) -> dict[str, Any]:
     """Compiles kinds of step, of a tiny model if it is to be ``small``; ``memory``: a folder for reports on memory."""
-    for what, given, allowed in (("kind", kinds, tuple(KINDS)), ("chip", chips, CHIPS)):
-        if unknown := [name for name in given if name not in allowed]:
-            raise SystemExit(f"tpu.py: error: no {what} {unknown[0]!r}; there are {'; '.join(allowed)}")
-    found: dict[str, Any] = {}
+    check_names("kind", kinds, tuple(KINDS))
+    check_names("chip", chips, CHIPS)
+    results: dict[str, Any] = {}
     for name in kinds:
-        for chip, one in compile_kind(name, small, chips, memory).items():
-            found[f"{name}, {chip}"] = one
-            state, seconds = one["faults"] or "passes", one.get("compile_seconds", 0)
+        for chip, compiled in compile_kind(name, small, chips, memory).items():
+            results[f"{name}, {chip}"] = compiled
+            state, seconds = compiled["faults"] or "passes", compiled.get("compile_seconds", 0)
             print(f"{name}, {chip}: {state} ({seconds:.0f} s)", flush=True)
-    return {"steps": found}
+    return {"steps": results}
 
 
 if __name__ == "__main__":
-    sys.exit(any(one["faults"] for one in main(measure, {"small": True})["steps"].values()))
+    sys.exit(any(row["faults"] for row in main(measure, {"small": True})["steps"].values()))

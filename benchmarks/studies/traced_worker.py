@@ -30,7 +30,7 @@ FIRST, STEPS = 8, 8
 KINDS = ("exchange_rows", "exchange_gradients", "all_reduce", "gather_scores")
 OTHER = "small sums"
 OPERATION = "PyFunc"
-"""That of an exchange (``ctr.workers.local``)."""
+"""The operation of an exchange (``ctr.workers.local``)."""
 
 
 def kind_of(name: str) -> str:
@@ -67,16 +67,16 @@ def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
     """Trains, and traces some steps."""
     workers = join(read_place(), 600.0)
     counted, folder = count_bytes(), Path(tempfile.mkdtemp())
-    given: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
     ends: list[float] = []
 
     def progress(examples: int, metrics: dict[str, Any]) -> None:
         ends.append(time.perf_counter())
         if len(ends) == FIRST:
-            given.update({kind: int(variable) for kind, variable in counted.items()})
+            sent_bytes.update({kind: int(variable) for kind, variable in counted.items()})
             tf.profiler.experimental.start(str(folder))
         elif len(ends) == FIRST + STEPS:
-            given.update({kind: int(variable) - given[kind] for kind, variable in counted.items()})
+            sent_bytes.update({kind: int(variable) - sent_bytes[kind] for kind, variable in counted.items()})
             tf.profiler.experimental.stop()
 
     # The first worker alone makes progress.
@@ -86,7 +86,7 @@ def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
     spent, step_ms = read_milliseconds(folder), 1000 * (ends[FIRST + STEPS - 1] - ends[FIRST - 1]) / STEPS
     kinds = {
         kind: {
-            "megabytes": given[kind] / STEPS / 1e6,
+            "megabytes": sent_bytes[kind] / STEPS / 1e6,
             "ms": spent.get(kind, 0.0) / STEPS,
             "share": spent.get(kind, 0.0) / STEPS / step_ms,
         }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from own import benchmark_config
+from ctr_model import benchmark_config
 from processes import FOLDER, run_command, run_python
 from reference import ADAGRAD, Size, make_log
 from runner import Numbers, compare, main
@@ -62,12 +62,12 @@ def of_batch(
         "workers": partial(speed, workers, 1),
         "workers, tables divided": partial(speed, workers, 1, *DIVIDED),
     }
-    found = compare(arms, rounds, warm=0)
+    passes = compare(arms, rounds, warm=0)
     divided = write_config(folder / "divided.yaml", changes | {"workers": {"divided_from_mb": 0.0}}, batch)
     script = FOLDER / "studies/traced_worker.py"
     traced = run_python([script, log, divided, folder / "traced"], workers, threads=1)[0].result
     return {
-        "passes": found,
+        "passes": passes,
         "exchanges, tables divided": traced["kinds"],
         "traced_step_ms": traced["step_ms"],
     }
@@ -81,11 +81,11 @@ def measure(
     compute_dtype: str = "auto",
 ) -> dict[str, Any]:
     """At each size of the batch."""
-    found = {}
+    results = {}
     for batch in batches:
         with tempfile.TemporaryDirectory() as folder:
-            found[f"batch {batch}"] = of_batch(batch, workers, steps, rounds, compute_dtype, Path(folder))
-    return found
+            results[f"batch {batch}"] = of_batch(batch, workers, steps, rounds, compute_dtype, Path(folder))
+    return results
 
 
 if __name__ == "__main__":

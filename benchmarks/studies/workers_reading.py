@@ -8,16 +8,15 @@ batches, refuse the same faulty rows, and each plans whole batches.
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from own import benchmark_config
+from ctr_model import benchmark_config
 from reference import ADAGRAD, Size, make_log
-from runner import main
+from runner import main, processor_ms
 
 from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
 from ctr.data.reader import read_rows
@@ -34,12 +33,7 @@ ALL = "the same, and form batches"
 
 def worked_ms(call: Callable[[], object]) -> float:
     """The processor time of a call, the least of a few."""
-    spent = []
-    for _ in range(ROUNDS):
-        begun = time.process_time()
-        call()
-        spent.append(1000 * (time.process_time() - begun))
-    return min(spent)
+    return min(processor_ms(call) for _ in range(ROUNDS))
 
 
 def measure(
@@ -103,15 +97,15 @@ def measure(
 
 def column_bytes(files: list[Path]) -> dict[str, int]:
     """The bytes on the disk, of ids and of all other columns."""
-    found = {IDS: 0, "others": 0}
+    sizes = {IDS: 0, "others": 0}
     for path in files:
         metadata = pq.ParquetFile(path).metadata
         for group in range(metadata.num_row_groups):
             for number in range(metadata.num_columns):
                 column = metadata.row_group(group).column(number)
                 is_id = column.path_in_schema.partition(".")[0] == IDS
-                found[IDS if is_id else "others"] += column.total_compressed_size
-    return found
+                sizes[IDS if is_id else "others"] += column.total_compressed_size
+    return sizes
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32
 )
 def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_made(line, fault):
     assert checks.program_faults(CLEAN, CLEAN) == []
-    (given,) = checks.program_faults(CLEAN + line, CLEAN)
+    (program,) = checks.program_faults(CLEAN + line, CLEAN)
     (compiled,) = checks.program_faults(CLEAN, CLEAN + line)
-    assert given.startswith("the step ") and fault in given
+    assert program.startswith("the step ") and fault in program
     assert compiled.startswith("the compiled step ") and fault in compiled
     # What the compiler marks itself is no fault, nor is float64 where it is asked for.
     mark = '%x = u32[] custom-call(s64[] %a), custom_call_target="X64SplitLow"'

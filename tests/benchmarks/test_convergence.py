@@ -20,14 +20,14 @@ def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
     runs = []
     for ratio in ratios:
         level = 0.012 + 0.015 * (time / ratio + 0.02) ** -0.55
-        own = np.exp(rng.normal(0, 0.01, bins))[:, None] * rng.gamma(60, 1 / 60, (bins, buckets))
-        runs.append(counts * difficulty * level[:, None] * own)
+        bin_noise = np.exp(rng.normal(0, 0.01, bins))[:, None] * rng.gamma(60, 1 / 60, (bins, buckets))
+        runs.append(counts * difficulty * level[:, None] * bin_noise)
     return np.stack(runs), counts, control
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.85, 1.0, 1.2])
 def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio):
-    found = []
+    ratios = []
     for seed in range(3):
         levels = curves.smooth_levels(*simulated_curves([1.0, ratio, 0.9], seed))
         # In the other order it is the inverse.
@@ -36,8 +36,8 @@ def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio):
         estimate = curves.mean_ratio([curves.steps_ratio(levels[0], levels[1])])
         low, high = estimate.interval()
         assert low < estimate.point < high < low + 0.15
-        found.append(float(estimate.point))
-    assert np.mean(found) == pytest.approx(ratio, rel=0.025)
+        ratios.append(float(estimate.point))
+    assert np.mean(ratios) == pytest.approx(ratio, rel=0.025)
     good = np.array([-4.0, -0.3, 0.0, 0.0])
     assert np.isnan(curves.steps_ratio(good, np.full(4, np.nan)))
     # A candidate below the target from the first bin on cannot be reported to be any faster than that.

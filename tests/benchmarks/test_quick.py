@@ -29,9 +29,9 @@ STUDIES = (
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*STUDIES})
 
 
-def run(name: str, path: Path, *words: str) -> dict[str, Any]:
+def run(name: str, path: Path, *arguments: str) -> dict[str, Any]:
     program = ["benchmarks/study.py", name] if name in STUDIES else [f"benchmarks/{name}.py"]
-    command = [sys.executable, *program, "--quick", "--json", str(path), *words]
+    command = [sys.executable, *program, "--quick", "--json", str(path), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
     assert not done.returncode, done.stderr[-3000:]
     return json.loads(path.read_text())
@@ -50,9 +50,9 @@ def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name, tmp_path):
     out = ["--out", str(tmp_path / "out")] if name in CAMPAIGNS else []
-    found = run(name, tmp_path / "found.json", *out)
+    results = run(name, tmp_path / "found.json", *out)
     measured = list(
-        numbers({key: value for key, value in found.items() if key not in ("environment", "options")})
+        numbers({key: value for key, value in results.items() if key not in ("environment", "options")})
     )
     assert len(measured) > 1
     assert all(math.isfinite(value) for _, value in measured)
@@ -64,27 +64,27 @@ def test_it_runs(name, tmp_path):
 
 @pytest.mark.soak
 def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path):
-    found = run("bench", tmp_path / "found.json")
+    results = run("bench", tmp_path / "found.json")
     parts = ("step", "limit", "end_to_end", "profile", "scaling", "shampoo", "objective", "metrics", "start")
-    assert {*parts, "memory", "ids", "targets"} <= set(found)
+    assert {*parts, "memory", "ids", "targets"} <= set(results)
     assert all(
-        math.isfinite(value) for _, value in numbers({part: found[part] for part in (*parts, "memory")})
+        math.isfinite(value) for _, value in numbers({part: results[part] for part in (*parts, "memory")})
     )
-    arms = found["step"]["arms"]
+    arms = results["step"]["arms"]
     assert {"ctr float32", "ctr bfloat16", "Keras 2 float32", "Keras 3 mixed_bfloat16"} <= set(arms)
     # All arms begin at the loss of a coin, and learn.
     assert all(arm["first_loss"] == pytest.approx(math.log(2), abs=0.1) for arm in arms.values())
     assert all(arm["last_loss"] < arm["first_loss"] for arm in arms.values())
-    assert len(found["targets"]) == 17
+    assert len(results["targets"]) == 17
 
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     """Each benchmark that a document runs, with the options that it gives."""
     for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").rglob("*.py")):
-        for study, name, words in re.findall(
+        for study, name, options in re.findall(
             r"python benchmarks/(?:study\.py ([a-z_]+)|([a-z_]+)\.py)([^`#|\n]*)", path.read_text()
         ):
-            yield name or f"studies/{study}", re.findall(r"--([a-z-]+)", words)
+            yield name or f"studies/{study}", re.findall(r"--([a-z-]+)", options)
 
 
 def test_documented_options_are_there():
@@ -94,15 +94,12 @@ def test_documented_options_are_there():
     }
     for name, options in commands:
         source = (ROOT / "benchmarks" / f"{name}.py").read_text()
-        functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
-        of_runner = [
-            one for one in functions if one.name == "measure" and re.search(r"main\(\s*measure", source)
-        ]
-        known = {argument.arg for one in of_runner for argument in one.args.args} | {"quick", "json", "help"}
-        own = set(re.findall(r'add_argument\("--([a-z-]+)"', source))
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        arguments = (function.args.args for function in functions if function.name == "measure")
+        parameters = {argument.arg for arg_list in arguments for argument in arg_list}
         for option in options:
             plain = option.removeprefix("no-").replace("-", "_")
-            assert plain in known or option in own, f"{name}.py --{option}"
+            assert plain in parameters | {"quick", "json", "help"}, f"{name}.py --{option}"
 
 
 @pytest.mark.slow

@@ -32,18 +32,18 @@ def test_arms_take_turns_and_the_first_round_does_not_count():
 def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms():
     random = np.random.default_rng(0)
     base = random.lognormal(0, 0.5, 9)
-    own = base * random.lognormal(0.1, 0.05, 9)
-    found = runner.ratio(own.tolist(), base.tolist())
-    paired = stats.ttest_rel(np.log(own), np.log(base)).confidence_interval(0.95)
-    assert found["ratio"] == pytest.approx(stats.gmean(own / base))
-    assert (found["low"], found["high"]) == pytest.approx((math.exp(paired.low), math.exp(paired.high)))
+    times = base * random.lognormal(0.1, 0.05, 9)
+    result = runner.ratio(times.tolist(), base.tolist())
+    paired = stats.ttest_rel(np.log(times), np.log(base)).confidence_interval(0.95)
+    assert result["ratio"] == pytest.approx(stats.gmean(times / base))
+    assert (result["low"], result["high"]) == pytest.approx((math.exp(paired.low), math.exp(paired.high)))
     # A round that is slow for all changes no ratio; one round has no interval, and 0 no ratio.
     turns = {"a": [{"ms": 2.0, "waited": 0.0}], "b": [{"ms": 3.0, "waited": 1.0}]}
     slow = {"a": [*turns["a"], {"ms": 20.0, "waited": 0.0}], "b": [*turns["b"], {"ms": 30.0, "waited": 1.0}]}
     assert runner.summarize(slow)["b"]["ms_ratio"] == pytest.approx({"ratio": 1.5, "low": 1.5, "high": 1.5})
-    found = runner.summarize(turns)["b"]
-    assert found["ms_ratio"] == {"ratio": pytest.approx(1.5), "low": None, "high": None}
-    assert "waited_ratio" not in found
+    result = runner.summarize(turns)["b"]
+    assert result["ms_ratio"] == {"ratio": pytest.approx(1.5), "low": None, "high": None}
+    assert "waited_ratio" not in result
 
 
 def benchmark(
@@ -59,20 +59,22 @@ def benchmark(
 PLAIN = {"rows": 7, "share": 0.5, "sizes": [], "out": "None", "raw": False}
 
 
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, *words: str) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path), *words])
+def run(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path), *arguments])
     runner.main(benchmark, {"rows": 1, "sizes": (3,)})
     return json.loads(path.read_text())
 
 
 def test_parameters_are_options(tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs" / "a.json"
-    found = run(monkeypatch, path)
-    assert {name: found[name] for name in PLAIN} == PLAIN
-    assert found["benchmark"] == "test_runner" and found["options"]["rows"] == 7
-    assert found["environment"]["cores"] >= 1 and found["environment"]["versions"]["numpy"] == np.__version__
+    content = run(monkeypatch, path)
+    assert {name: content[name] for name in PLAIN} == PLAIN
+    assert content["benchmark"] == "test_runner" and content["options"]["rows"] == 7
+    assert (
+        content["environment"]["cores"] >= 1 and content["environment"]["versions"]["numpy"] == np.__version__
+    )
     assert "| rows | 7 |" in capsys.readouterr().out
     # What is given counts, also in a small run.
-    found = run(monkeypatch, path, "--quick", "--share", "0.25", "--sizes", "4", "5", "--raw", "--out", "x")
-    given = {"rows": 1, "share": 0.25, "sizes": [4, 5], "out": "x", "raw": True}
-    assert {name: found[name] for name in given} == given
+    content = run(monkeypatch, path, "--quick", "--share", "0.25", "--sizes", "4", "5", "--raw", "--out", "x")
+    changed = {"rows": 1, "share": 0.25, "sizes": [4, 5], "out": "x", "raw": True}
+    assert {name: content[name] for name in changed} == changed

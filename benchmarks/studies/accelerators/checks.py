@@ -12,7 +12,7 @@ MAX_TEMPORARY = {"v5e": 0.5 * GIGABYTE, "v6e": 3 * GIGABYTE}
 LIST_TEMPORARY = 0.01 * GIGABYTE
 """What each value of lists may take more: of 4,096 rows, an array has 2 MB for it, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
-"""Operations of the program over those of the model's formulas."""
+"""Operations of the program over the number by the model's formulas."""
 MAX_SMALL_FLOPS_RATIO = 1.5
 """The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions."""
 
@@ -33,14 +33,14 @@ _CUSTOM = re.compile(r'custom_call_target="([^"]*)"')
 _DYNAMIC = re.compile(r"\w\[(?:[<=\d]+,)*<=\d|\bdynamic-reshape\(")
 
 
-def program_faults(given: str, compiled: str, may_be_wide: bool = False) -> list[str]:
+def program_faults(program: str, compiled: str, may_be_wide: bool = False) -> list[str]:
     """Returns what is wrong with a program, as it was given to the compiler and as that left it.
 
     Args:
         may_be_wide: whether it may have float64, which a TPU computes in many float32 operations.
     """
     faults = []
-    for where, text in (("the step", given), ("the compiled step", compiled)):
+    for where, text in (("the step", program), ("the compiled step", compiled)):
         wide = text.count("f64[")
         calls = Counter(_CUSTOM.findall(text))
         foreign = sorted(set(calls) - (COMPILERS_OWN if text is compiled else frozenset()))
@@ -63,7 +63,7 @@ def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, 
         results: how many other results it returns before.
         aliases: by a result's number the parameter whose memory it has.
     """
-    copied = [name for place, name in enumerate(changed, results) if place not in aliases]
+    copied = [name for number, name in enumerate(changed, results) if number not in aliases]
     return [f"not updated in place: {', '.join(copied)}"] if copied else []
 
 

@@ -78,9 +78,9 @@ def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
     """The step as an artifact of StableHLO, for any platform and for later versions of jax; and what it returns."""
     module = module_of(lowered.hlo)
     with module.context:
-        (main,) = [one for one in module.body.operations if one.name.value == "main"]
+        (main,) = [operation for operation in module.body.operations if operation.name.value == "main"]
         # Whose memory is used anew the runner says, and shapes are static.
-        for name in [one for one in module.operation.attributes if one.startswith("mhlo.")]:
+        for name in [attribute for attribute in module.operation.attributes if attribute.startswith("mhlo.")]:
             del module.operation.attributes[name]
         return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
 
@@ -112,8 +112,8 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
     rules = {name: getattr(options, name) for name in names}
     rules |= {name: getattr(options.roots, name) for name in ("early_growth", "drift_bound")}
     factors = [
-        {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": 1 / one.order}
-        for one in core.layout.factors
+        {"name": f"shampoo/{f.name}", "count": f.count, "size": f.size, "exponent": 1 / f.order}
+        for f in core.layout.factors
     ]
     return {"options": rules, "factors": factors}
 
@@ -124,9 +124,12 @@ def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
         built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit
         for step in range(steps)
     ]
+    np.savez_compressed(folder / f"{name}.expected.npz", logits=np.stack(logits), **_dense_weights(built))
+
+
+def _dense_weights(built: Built) -> dict[str, np.ndarray]:
     variables = built.state.variables()
-    weights = {name: value.numpy() for name, value in variables.items() if name.startswith("dense/")}
-    np.savez_compressed(folder / f"{name}.expected.npz", logits=np.stack(logits), **weights)
+    return {name: value.numpy() for name, value in variables.items() if name.startswith("dense/")}
 
 
 def write_folder(
@@ -145,10 +148,8 @@ def write_folder(
     for kind in CHECKED:
         name = _file_name(kind, size.batch)
         built = write_program(folder, name, kind, size, merged(changes, DAMPED))
-        # Those of all kinds are the same.
-        weights |= {
-            key: one.numpy() for key, one in built.state.variables().items() if key.startswith("dense/")
-        }
+        # All kinds begin with the same.
+        weights |= _dense_weights(built)
         write_expected(folder, name, built, steps)
         checked.append(name)
     for kind in MEASURED:

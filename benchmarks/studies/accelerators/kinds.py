@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from own import SETTLED
+from ctr_model import SETTLED
 from reference import (
     ADAGRAD,
     Size,

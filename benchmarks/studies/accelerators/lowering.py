@@ -61,22 +61,22 @@ def spec_bytes(spec: Spec) -> int:
 def lower(step: CompiledStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
     """The learning step of a compiled ``CompiledStep`` for feeds of the size of this one."""
     function, arguments = step.learning(feed, ramps, rates)
-    given = argument_values(arguments)
+    values = argument_values(arguments)
     variables = step.state.variables()
     state = _captured(function, variables)
-    specs = {name: (value.shape, value.dtype.name) for name, value in given.items()}
+    specs = {name: (value.shape, value.dtype.name) for name, value in values.items()}
     for name in state:
         variable = variables[name]
         specs[name] = tuple(variable.read_value().shape), variable.dtype.name
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     text = compiler_ir(stage="hlo")
-    aliases, order = output_aliases(text), [*given, *state]
+    aliases, order = output_aliases(text), [*values, *state]
     slices = [f"slices/{number}" for number in range(len(step.state.families))]
     results = ("logit", "applied", *slices, "terms")
     if sorted(aliases) != list(range(len(results), len(results) + len(aliases))):
         raise ValueError(f"the step does not update its state in place: {aliases}")
-    changed = tuple(order[aliases[place]] for place in sorted(aliases))
-    return Lowered(compiler_ir(stage="hlo_serialized"), text, tuple(given), state, results, changed, specs)
+    changed = tuple(order[aliases[output]] for output in sorted(aliases))
+    return Lowered(compiler_ir(stage="hlo_serialized"), text, tuple(values), state, results, changed, specs)
 
 
 def argument_values(arguments: tuple[Any, ...]) -> dict[str, np.ndarray]:

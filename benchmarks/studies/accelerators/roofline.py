@@ -33,7 +33,8 @@ def touched_bytes(built: Built) -> dict[str, float]:
         for name, variable in state.dense_optimizer.variables.items()
         if not name.endswith(("/total", "/window"))
     )
-    model, width = built.config.model, sum(len(one.features) * one.features[0].width for one in state.layouts)
+    model = built.config.model
+    width = sum(len(layout.features) * layout.features[0].width for layout in state.layouts)
     numbers = width * (1 + 2 * model.crosses.layers) + model.crosses.rank * model.crosses.layers
     numbers += 2 * sum(model.deep.units)
     size = 2 if built.config.compute_dtype == "bfloat16" else FLOAT
@@ -45,7 +46,7 @@ def touched_bytes(built: Built) -> dict[str, float]:
 
 
 def roofline(chip: str, flops: float, touched: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """The least microseconds of a step: of operations, and of bytes without and with those of activations.
+    """The least microseconds of a step: of operations, and of bytes without and with activations.
 
     At best activations never leave the chip; at worst all of them go through its memory.
 

@@ -3,7 +3,7 @@
     python run.py [--seconds 20] [--profile FOLDER] [--skip-torch]
 
 First the check: steps of each kind on the same batches as on a processor, where TensorFlow made them; the logits of the
-first ten must agree, and how far those of all, and the weights after the last one, are apart is shown. Roots of Shampoo
+first ten must agree, and how far all logits, and the weights after the last step, are apart is shown. Roots of Shampoo
 are computed by the host between two steps, from statistics that the step collected, as the trainer does it. Then, for
 each size of batches, how many examples a second, and how much memory. Where PyTorch can be imported, the same model in
 it, eager and compiled, is measured after that.
@@ -43,8 +43,8 @@ def examples(size, count):
     random = np.random.default_rng(0)
     shape = (size["batch"], size["features"])
     ids = [((random.zipf(1.2, shape) - 1) % size["buckets"]).astype(np.int32) for _ in range(count)]
-    clicks = [random.random(len(one)) < 0.1 + 0.2 * (one[:, 0] % 2) for one in ids]
-    return list(zip(ids, (one.astype(np.float32) for one in clicks), strict=True))
+    clicks = [random.random(len(batch_ids)) < 0.1 + 0.2 * (batch_ids[:, 0] % 2) for batch_ids in ids]
+    return list(zip(ids, (labels.astype(np.float32) for labels in clicks), strict=True))
 
 
 def arguments(program, ids, label):
@@ -139,8 +139,8 @@ class Roots:
     def use(self, state):
         for name in dict.fromkeys(name for name, *_ in self.sent):
             roots = np.array(state[name + "/root"])
-            for (own, i, number), root in self.sent.items():
-                if own == name:
+            for (factor, i, number), root in self.sent.items():
+                if factor == name:
                     roots[i], self.certified[number], self.drift[number] = root, True, 0.0
             self.moved += roots.nbytes
             state[name + "/root"] = jax.device_put(roots)
@@ -153,8 +153,8 @@ class Roots:
 
 def function_of(artifact, specs, results):
     """An artifact of StableHLO, with parameters and results of these shapes and types, as jax calls it."""
-    # A function of the same parameters and results, whose program is replaced by that of the step.
-    same = jax.jit(lambda *_: [jax.numpy.zeros(*one) for one in results], keep_unused=True)
+    # A function of the same parameters and results, whose program is replaced by the step's.
+    same = jax.jit(lambda *_: [jax.numpy.zeros(*spec) for spec in results], keep_unused=True)
     anywhere = [jax.export.DisabledSafetyCheck.platform()]
     exported = jax.export.export(same, disabled_checks=anywhere)(*specs)
     return dataclasses.replace(exported, mlir_module_serialized=artifact).call
@@ -165,18 +165,18 @@ class Model:
 
     def __init__(self, name):
         self.program = json.loads((HERE / f"{name}.json").read_text())
-        given, state = self.program["arguments"], self.program["state"]
-        specs = [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype, *_ in (*given, *state)]
+        parameters, state = self.program["arguments"], self.program["state"]
+        specs = [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype, *_ in (*parameters, *state)]
         artifact = (HERE / f"{name}.stablehlo").read_bytes()
         exported = function_of(artifact, specs, self.program["result_specs"])
         # The state is updated where it is.
         changed = {name for name in self.program["changed"]}
-        places = [place for place, (name, *_) in enumerate(state, len(given)) if name in changed]
+        places = [number for number, (name, *_) in enumerate(state, len(parameters)) if name in changed]
         self.step = jax.jit(exported, donate_argnums=tuple(places))
         stored = np.load(HERE / "weights.npz")
         values = {entry[0]: first_value(entry, stored) for entry in self.program["state"]}
         drawn = [values[entry[0]] for entry in self.program["state"] if "scale" in entry[3]]
-        digest = hashlib.sha256(b"".join(one.tobytes() for one in drawn)).hexdigest()
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in drawn)).hexdigest()
         if digest != self.program["drawn"]:
             print("this NumPy draws other numbers than the one that made the folder: nothing can be compared")
         self.state = {name: jax.device_put(value) for name, value in values.items()}
@@ -185,19 +185,19 @@ class Model:
 
     def learn(self, values):
         """A step; returns the logits from before it."""
-        found = self.step(*values, *self.state.values())
-        self.state |= zip(self.program["changed"], found[self.program["results"] :], strict=True)
+        results = self.step(*values, *self.state.values())
+        self.state |= zip(self.program["changed"], results[self.program["results"] :], strict=True)
         self.steps += 1
         if self.roots is not None:
             self.roots.exchange(self.steps, self.state)
-        return found[0]
+        return results[0]
 
 
 def check(name):
     """Returns whether steps here give what they gave where the folder was made."""
     model, expected = Model(name), np.load(HERE / f"{name}.expected.npz")
     program = model.program
-    feeds = [arguments(program, *one) for one in examples(program["size"], program["feeds"])]
+    feeds = [arguments(program, *example) for example in examples(program["size"], program["feeds"])]
     steps = len(expected["logits"])
     logits = np.stack([np.asarray(model.learn(feeds[step % len(feeds)])) for step in range(steps)])
     difference = logits - expected["logits"]
@@ -228,7 +228,7 @@ def rate(name, seconds, profile):
     if model.roots is not None:
         model.steps = model.roots.last = SETTLED
         model.state["shampoo/step"] = jax.device_put(np.int64(SETTLED))
-    feeds = [jax.device_put(arguments(program, *one)) for one in examples(program["size"], 2)]
+    feeds = [jax.device_put(arguments(program, *example)) for example in examples(program["size"], 2)]
     jax.block_until_ready([model.learn(feeds[step % 2]) for step in range(4)])
     times, begun = [], time.perf_counter()
     while not times or time.perf_counter() - begun < seconds:
@@ -239,10 +239,10 @@ def rate(name, seconds, profile):
         with jax.profiler.trace(str(Path(profile) / name)):
             jax.block_until_ready([model.learn(feeds[step % 2]) for step in range(5)])
     memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    shown = "" if memory is None else f", at most {memory / 1e9:.2f} GB of memory so far"
+    memory_text = "" if memory is None else f", at most {memory / 1e9:.2f} GB of memory so far"
     step = float(np.median(times))
     print(
-        f"{name}: {program['size']['batch'] / step:,.0f} examples/s, {1000 * step:.2f} ms a step{shown}",
+        f"{name}: {program['size']['batch'] / step:,.0f} examples/s, {1000 * step:.2f} ms a step{memory_text}",
         flush=True,
     )
     return program["size"]["batch"] / step
@@ -255,14 +255,14 @@ def main():
     )
     parser.add_argument("--profile", help="a folder for profiles that TensorBoard shows")
     parser.add_argument("--skip-torch", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     contents = json.loads((HERE / "contents.json").read_text())
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, NumPy {np.__version__}", flush=True)
     good = all([check(name) for name in contents["checked"]])
-    if given.seconds:
-        rates = {name: rate(name, given.seconds, given.profile) for name in contents["measured"]}
-        if not given.skip_torch:
-            beside_torch(rates, given.seconds)
+    if options.seconds:
+        rates = {name: rate(name, options.seconds, options.profile) for name in contents["measured"]}
+        if not options.skip_torch:
+            beside_torch(rates, options.seconds)
     sys.exit(not good)
 
 
@@ -273,10 +273,10 @@ def beside_torch(rates, seconds):
     except ImportError as error:
         print(f"PyTorch is left out: {error}")
         return
-    for name, own in rates.items():
+    for name, speed in rates.items():
         program = json.loads((HERE / f"{name}.json").read_text())
         if program["shampoo"] is None:
-            torch_model.compare(program, examples(program["size"], 2), own, seconds)
+            torch_model.compare(program, examples(program["size"], 2), speed, seconds)
 
 
 if __name__ == "__main__":

@@ -113,10 +113,10 @@ def _queries(world: World) -> tuple[IntArray, IntArray]:
     end = int(np.searchsorted(first_row, world.rows))
     first_row = np.minimum(first_row[: end + 1], world.rows)
     span = world.days * DAY_US
-    place = np.sort(rng.random(len(first_row) - 1))
+    moment = np.sort(rng.random(len(first_row) - 1))
     # More traffic in the evening than at night.
-    place += 0.12 / (2 * math.pi * world.days) * np.sin(2 * math.pi * world.days * place)
-    return first_row, START_US + (place * (span - 1)).astype(np.int64)
+    moment += 0.12 / (2 * math.pi * world.days) * np.sin(2 * math.pi * world.days * moment)
+    return first_row, START_US + (moment * (span - 1)).astype(np.int64)
 
 
 def _salt(name: str) -> int:
@@ -250,11 +250,11 @@ class _Chunk:
         lengths = np.floor(uniform_hash(owner, salt) * (2 * feature.length + 0.999)).astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         row = np.repeat(np.arange(self._rows), lengths)
-        place = np.arange(offsets[-1]) - offsets[row]
-        drawn = _zipf(uniform_hash(owner[row] * 64 + place, f"{salt} value"), feature.size, feature.zipf)
+        position = np.arange(offsets[-1]) - offsets[row]
+        drawn = _zipf(uniform_hash(owner[row] * 64 + position, f"{salt} value"), feature.size, feature.zipf)
         is_text = feature.kind == "text"
-        words = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
-        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words if is_text else pa.array(drawn))
+        texts = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts if is_text else pa.array(drawn))
         self._columns[feature.name] = pa.compute.binary_join(lists, " ") if is_text else lists
         sums = np.bincount(row, _effects(self._world.seed, feature)[drawn], self._rows)
         return sums / np.sqrt(np.maximum(lengths, 1))

@@ -10,6 +10,7 @@ Each is ingested as anyone would, without a number of buckets, so that practical
 """
 
 import shutil
+from collections.abc import Iterator
 from collections.abc import Mapping as Named
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
-from runner import kept
+from runner import cached_json
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
@@ -77,8 +78,8 @@ class ExactLog:
         ids: int32 [N, F], for each feature numbers from 0 on.
         multivalent: by name, ids (int32) and offsets (int64 [N + 1]) into them.
         label: float32 [N], 0 or 1.
-        query: int64 [N], the number of the query, from 0 on.
-        query_id, example_id: int64 [N], those of the log.
+        query_begins: int64 [Q + 1], the row with which each query begins, and N.
+        query_id: int64 [N], of the log.
         probability: of a simulated log, float64 [N].
     """
 
@@ -86,9 +87,8 @@ class ExactLog:
     ids: npt.NDArray[np.int32]
     multivalent: Named[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]
     label: npt.NDArray[np.float32]
-    query: npt.NDArray[np.int64]
+    query_begins: npt.NDArray[np.int64]
     query_id: npt.NDArray[np.int64]
-    example_id: npt.NDArray[np.int64]
     probability: npt.NDArray[np.float64] | None = None
 
     @property
@@ -96,10 +96,13 @@ class ExactLog:
         """N."""
         return len(self.label)
 
-    @cached_property
-    def query_begins(self) -> npt.NDArray[np.int64]:
-        """int64 [Q + 1], the row with which each query begins, and N."""
-        return np.append(np.flatnonzero(np.diff(self.query, prepend=-1)), self.rows)
+    def blocks(self, rows: int) -> Iterator[slice]:
+        """Yields parts of at least so many rows, but for the last one, that hold whole queries."""
+        first = 0
+        while first < self.rows:
+            last = int(self.query_begins[np.searchsorted(self.query_begins, min(first + rows, self.rows))])
+            yield slice(first, last)
+            first = last
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,6 @@ class Log:
         """Its columns, the ids of each feature numbered."""
         schema = read_schema(self.path)
         rows = join_rows(list(read_rows(self.path, schema, read_manifests(self.path))))
-        begins = rows.query_begins()
         raw, probability = self.folder / "raw" / "rows.parquet", None
         if raw.exists():
             truth = pq.read_table(raw, columns=["example_id", "probability"])
@@ -134,16 +136,15 @@ class Log:
             probability[truth.column("example_id").to_numpy()] = truth.column("probability").to_numpy()
             probability = probability[rows.example_id]
         ids = np.empty(rows.ids.shape, np.int32)
-        for place, column in enumerate(rows.ids.T):
-            ids[:, place] = _numbered(column)
+        for number, column in enumerate(rows.ids.T):
+            ids[:, number] = _numbered(column)
         return ExactLog(
             tuple(schema.single_valued),
             ids,
             {name: (_numbered(values), offsets) for name, (values, offsets) in rows.multivalent.items()},
             rows.label,
-            np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(rows)))),
+            np.append(rows.query_begins(), len(rows)),
             rows.query_id,
-            rows.example_id,
             probability,
         )
 
@@ -189,7 +190,7 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
             "features": len(exact.features) + len(exact.multivalent),
         }
 
-    return Log(source, folder, kept(folder / "log.json", make))
+    return Log(source, folder, cached_json(folder / "log.json", make))
 
 
 def _numbered(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from processes import run_command
-from runner import kept
+from runner import cached_json
 
 from ctr.config import apply_settings, parse_model
 from ctr.eval.progressive import ProgressiveMetrics
@@ -75,7 +76,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
         return {f"rate {rate:g}": partial(_train_linear, log, rate) for rate in LINEAR_RATES}
     if system == "truth":
         return {"default": lambda _: _score_truth(log)} if log.source.world is not None else {}
-    if not vowpal.version():
+    if find_spec("vowpalwabbit") is None:
         print(
             f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed",
             file=sys.stderr,
@@ -88,7 +89,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
 
 def results(log: Log, system: str, out: Path) -> list[Result]:
     """Returns what a system does on a log; passes that are missing are made. One that fails is named and left out."""
-    found = []
+    finished = []
     for setting, run in passes(log, system).items():
         name = f"{log.folder.name}-{system}-{re.sub('[^a-z0-9.]+', '_', setting)}"
         states = out / f"{name}.npz"
@@ -105,14 +106,14 @@ def results(log: Log, system: str, out: Path) -> list[Result]:
             return record
 
         try:
-            found.append(Result(setting, kept(out / f"{name}.json", compute), states))
+            finished.append(Result(setting, cached_json(out / f"{name}.json", compute), states))
         except (InputError, SystemExit) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
-    return found
+    return finished
 
 
 def _train_by_command(log: Path, sets: Sequence[str], scratch: Path) -> ProgressiveMetrics:
-    settings = [word for one in (*sets, "record_predictions=false") for word in ("--set", one)]
+    settings = [word for setting in (*sets, "record_predictions=false") for word in ("--set", setting)]
     run_command("train", log, "--out", scratch / "run", "-q", *settings)
     return read_run(scratch / "run").metrics
 
@@ -157,10 +158,8 @@ def _score_truth(log: Log) -> ProgressiveMetrics:
 
 def scored(log: ExactLog, logit: npt.NDArray[np.float64]) -> ProgressiveMetrics:
     """The metrics of predictions, float64 [N]."""
-    metrics, begins, first = ProgressiveMetrics(), log.query_begins, 0
-    while first < log.rows:
-        last = int(begins[np.searchsorted(begins, min(first + _SCORED_AT_ONCE, log.rows))])
-        part = slice(first, last)
-        metrics.update(log.label[part], logit[part], np.ones(last - first), log.query_id[part])
-        first = last
+    metrics = ProgressiveMetrics()
+    for part in log.blocks(_SCORED_AT_ONCE):
+        label = log.label[part]
+        metrics.update(label, logit[part], np.ones(len(label)), log.query_id[part])
     return metrics

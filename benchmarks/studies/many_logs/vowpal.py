@@ -7,7 +7,6 @@ dropped. A query of a single row is there once, since Vowpal Wabbit predicts a r
 """
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,28 +45,19 @@ def write_text(log: ExactLog, path: Path) -> None:
     begins = log.query_begins
 
     def write(file: BinaryIO) -> None:
-        for first, last in _blocks(begins):
-            lines = _lines(log, first, last)
+        for part in log.blocks(ROWS_AT_ONCE):
+            lines = _lines(log, part.start, part.stop)
             labelled = pc.binary_join_element_wise(
-                pa.array(["-1", "1"]).take(pa.array(log.label[first:last].astype(np.int8))), lines, " "
+                pa.array(["-1", "1"]).take(pa.array(log.label[part].astype(np.int8))), lines, " "
             )
             both = pa.concat_arrays([pc.binary_join_element_wise("", lines, " "), labelled])
-            sizes = np.diff(begins[(begins >= first) & (begins <= last)])
+            sizes = np.diff(begins[(begins >= part.start) & (begins <= part.stop)])
             ordered = both.take(pa.array(_order(sizes)))
             joined = pc.binary_join(pa.ListArray.from_arrays([0, len(ordered)], ordered), "\n")
             file.write(joined[0].as_buffer())
             file.write(b"\n")
 
     write_atomic(path, write)
-
-
-def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that hold whole queries."""
-    first = 0
-    while first < begins[-1]:
-        last = int(begins[np.searchsorted(begins, min(first + ROWS_AT_ONCE, begins[-1]))])
-        yield first, last
-        first = last
 
 
 def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -86,21 +76,21 @@ def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _lines(log: ExactLog, first: int, last: int) -> pa.Array:
     parts: list[pa.Array] = []
-    for place in range(len(log.features)):
-        ids = log.ids[first:last, place]
+    for number in range(len(log.features)):
+        ids = log.ids[first:last, number]
         parts.append(_tokens(ids))
     for values, offsets in log.multivalent.values():
         begin, end = int(offsets[first]), int(offsets[last])
-        own = pa.array(offsets[first : last + 1] - begin, pa.int32())
-        parts.append(pc.binary_join(pa.ListArray.from_arrays(own, _tokens(values[begin:end])), " "))
+        starts = pa.array(offsets[first : last + 1] - begin, pa.int32())
+        parts.append(pc.binary_join(pa.ListArray.from_arrays(starts, _tokens(values[begin:end])), " "))
     headed = [pc.binary_join_element_wise(f"|{NAMESPACES[n]}", part, " ") for n, part in enumerate(parts)]
     return pc.binary_join_element_wise(*headed, " ")
 
 
 def _tokens(ids: npt.NDArray[np.int32]) -> pa.Array:
     # With a letter: a bare number would be taken for a place in the table and not be hashed.
-    distinct, place = np.unique(ids, return_inverse=True)
-    return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(place))
+    distinct, index = np.unique(ids, return_inverse=True)
+    return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(index))
 
 
 def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]:
@@ -116,20 +106,11 @@ def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]
     out = text.with_suffix(".predictions")
     workspace = Workspace(f"--loss_function logistic {settings} -d {text} -p {out} --quiet --no_stdin")
     workspace.finish()
-    found = np.fromstring(out.read_text(), np.float64, sep="\n")
+    logits = np.fromstring(out.read_text(), np.float64, sep="\n")
     out.unlink()
     sizes = np.diff(log.query_begins)
-    shown = np.where(sizes == 1, 1, 2 * sizes)
-    if len(found) != shown.sum():
-        raise SystemExit(f"vowpalwabbit {settings}: {len(found)} predictions for {shown.sum()} lines")
-    begins = np.cumsum(shown) - shown
-    return found[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]
-
-
-def version() -> str:
-    """Of Vowpal Wabbit; empty where it is not installed."""
-    try:
-        import vowpalwabbit
-    except ImportError:
-        return ""
-    return str(vowpalwabbit.__version__)
+    line_counts = np.where(sizes == 1, 1, 2 * sizes)
+    if len(logits) != line_counts.sum():
+        raise SystemExit(f"vowpalwabbit {settings}: {len(logits)} predictions for {line_counts.sum()} lines")
+    begins = np.cumsum(line_counts) - line_counts
+    return logits[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]

@@ -1,6 +1,6 @@
 """Twenty simulated logs of very different shape: what each is made of.
 
-Those of ``TO_CHOOSE`` are for choosing defaults, those of ``TO_REPORT`` for reporting what they do. ``worlds.yaml`` has
+``TO_CHOOSE`` are for choosing defaults, ``TO_REPORT`` for reporting what they do. ``worlds.yaml`` has
 them: of each a seed, a size, a click rate, and features.
 """
 
@@ -85,15 +85,12 @@ CLOCKS = {
 }
 
 
-def _useless(count: int, size: int, shared: bool = False) -> tuple[Feature, ...]:
-    return tuple(
-        Feature(f"useless_{n}", size=size * (1 + n % 3), zipf=0.3 * (n % 5), shared=shared)
-        for n in range(count)
-    )
+def _useless(count: int, size: int) -> tuple[Feature, ...]:
+    return tuple(Feature(f"useless_{n}", size=size * (1 + n % 3), zipf=0.3 * (n % 5)) for n in range(count))
 
 
 def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
-    """Columns like those of display ads: numbers, and categories of few to very many values; some say nothing."""
+    """Columns as display ads have them: numbers, and categories of few to very many values; some say nothing."""
     numbers = tuple(
         Feature(f"n{k}", "number", effect=effect * (k % 3 > 0), missing=0.1 * (k % 4))
         for k in range(count // 3)

@@ -1,12 +1,9 @@
 """The model of this project as benchmarks run it: its steps on feeds that are made beforehand."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_config, reference_schema
@@ -77,8 +74,8 @@ def make_model(
     batches = batches or reference_batches(size)
     begun = time.perf_counter()
     feeds = [
-        make_feed(one, layouts, size.batch, config.objective, tuple(families), ids=config.ids)
-        for one in batches
+        make_feed(batch, layouts, size.batch, config.objective, tuple(families), ids=config.ids)
+        for batch in batches
     ]
     feed_ms = 1000 * (time.perf_counter() - begun) / len(feeds)
     return Model(config, state, feeds, feed_ms, CompiledStep(state, config, jit=False).learn)

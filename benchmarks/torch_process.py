@@ -1,12 +1,12 @@
-"""The reference model in PyTorch, in float32 and under bfloat16 autocast: a rival of ``rivals``."""
+"""The reference model in PyTorch, in float32 and under bfloat16 autocast: for ``framework_processes``."""
 
 import time
 from dataclasses import asdict
 
 import numpy as np
 import torch
+from framework_processes import Turn, serve
 from reference import Size, reference_examples
-from rivals import Turn, serve
 from torch_model import make_step
 
 

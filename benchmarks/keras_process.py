@@ -1,4 +1,4 @@
-"""The reference model in plain Keras ``fit``, of Keras 2 (tf_keras) or Keras 3: a rival of ``rivals``.
+"""The reference model in plain Keras ``fit``, of Keras 2 (tf_keras) or Keras 3: for ``framework_processes``.
 
 One fused table for all features, their linear weights beside them, an in-memory ``tf.data`` that is cached and
 prefetched, the loss from logits, no metrics.
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from framework_processes import Turn, serve
 from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
-from rivals import Turn, serve
 
 
 def make_model(keras: ModuleType, size: Size, policy: str) -> Any:
@@ -44,7 +44,7 @@ def make_turn(keras: ModuleType, size: Size, policy: str) -> Turn:
     model = make_model(keras, size, policy)
     offsets = np.arange(size.features, dtype=np.int32) * size.buckets
     examples = reference_examples(size)
-    ids = np.concatenate([one + offsets for one, _ in examples])
+    ids = np.concatenate([batch_ids + offsets for batch_ids, _ in examples])
     labels = np.concatenate([label for _, label in examples])[:, np.newaxis]
     data = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(size.batch).cache().prefetch(2)
     times: list[float] = []

@@ -21,11 +21,11 @@ from reference import Size
 from runner import Numbers
 
 Turn = Callable[[], tuple[float, list[float]]]
-"""Takes a turn; returns the mean seconds of a step, and losses, the first ever being that of the first step."""
+"""Takes a turn; returns the mean seconds of a step, and losses, the first step's first."""
 
 
 def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
-    """The main function of a rival: makes its arms for the size in the command line, then takes turns.
+    """The main function of a framework's process: makes its arms for the size in the command line, then takes turns.
 
     What it prints on the way, or its libraries, goes to the standard error.
     """
@@ -45,18 +45,18 @@ def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
         print(json.dumps([answer, losses, waiting]), file=answers, flush=True)
 
 
-class Rival:
-    """A rival's process.
+class FrameworkProcess:
+    """The process of a framework.
 
     Attributes:
-        losses: for each of its arms those of its turns.
+        losses: of each arm, turn by turn.
         waiting_seconds: of the processor, while it was not its turn.
     """
 
     def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
         command = [sys.executable, str(Path(__file__).with_name(script))]
         command.append(json.dumps({"size": asdict(size), **settings}))
-        # Each rival has the Keras that its own environment names.
+        # Each has the Keras that its own environment names.
         env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", **environment}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (as long as the process)
@@ -75,7 +75,7 @@ class Rival:
         line = self.process.stdout.readline()
         if not line:
             self._errors.seek(0)
-            raise RuntimeError(f"a rival ended with {self.process.wait()}:\n{self._errors.read()}")
+            raise RuntimeError(f"a framework ended with {self.process.wait()}:\n{self._errors.read()}")
         return json.loads(line)
 
     def turn(self, arm: str) -> Numbers:
@@ -88,19 +88,19 @@ class Rival:
 
 
 @contextmanager
-def open_rivals(size: Size, have_torch: bool, compile_torch: bool) -> Iterator[list[Rival]]:
-    """All rivals that there are on this machine."""
-    opened: list[Rival] = []
+def open_frameworks(size: Size, have_torch: bool, compile_torch: bool) -> Iterator[list[FrameworkProcess]]:
+    """The frameworks that there are on this machine."""
+    opened: list[FrameworkProcess] = []
     try:
         for keras in ("2", "3"):
             environment = {"TF_USE_LEGACY_KERAS": "1"} if keras == "2" else {}
-            opened.append(Rival("rival_keras.py", size, environment, keras=keras))
+            opened.append(FrameworkProcess("keras_process.py", size, environment, keras=keras))
         if have_torch:
-            opened.append(Rival("rival_torch.py", size, {}, compiled=compile_torch))
-        for rival in opened:
-            rival.wait()
+            opened.append(FrameworkProcess("torch_process.py", size, {}, compiled=compile_torch))
+        for framework in opened:
+            framework.wait()
         yield opened
     finally:
-        for rival in opened:
-            rival.process.kill()
-            rival.process.wait()
+        for framework in opened:
+            framework.process.kill()
+            framework.process.wait()
