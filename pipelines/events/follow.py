@@ -147,10 +147,10 @@ def ingest_events(
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
     if not examples:
-        shown = counts.impressions
-        fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+        impressions = counts.impressions
+        fate = f"{impressions.rejected} were rejected and {impressions.late} came too late"
         see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
-        raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
+        raise InputError(f"{log}: none of {impressions.read} impressions became an example: {fate}; {see}")
     absent = [kind for kind in mapping.kinds if not any(unit.kind == kind for unit in files)]
     warnings = [f"no files of {kind} found; looked for {looked[kind]}" for kind in absent]
     # They stay open, see ``arrivals_reached``.

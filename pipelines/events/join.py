@@ -236,14 +236,14 @@ def _match_clicks(
         columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
         there = _isin(columns[0], wanted)
         candidates.append([column[there] for column in columns])
-    ids, asked, shown = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
-    order = np.lexsort((shown, asked, ids))
-    ids, asked, shown = ids[order], asked[order], shown[order]
+    ids, asked, shown_at = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
+    order = np.lexsort((shown_at, asked, ids))
+    ids, asked, shown_at = ids[order], asked[order], shown_at[order]
     matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.
         indices = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
-        after = times - shown[indices]
+        after = times - shown_at[indices]
         window, late_window = rules.windows[kind]
         there = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
         in_time = arrival < rules.closes_at(rules.start_of(asked[indices]))

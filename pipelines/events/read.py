@@ -86,8 +86,8 @@ def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit
                 key = kind if mapping.sources[kind].where else "", name
                 path = folder / name if isinstance(folder, Path) else f"{folder}/{name}"
                 if key in units:
-                    places = f"{path} and {units[key].path}"
-                    raise InputError(f"events {places} are both named {name}: give the folder above them")
+                    paths = f"{path} and {units[key].path}"
+                    raise InputError(f"events {paths} are both named {name}: give the folder above them")
                 units[key] = Unit(kind, name, path, version=version)
     return sorted(units.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 

@@ -105,10 +105,10 @@ def prepare(
         schema = mapping.feature_schema
         add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
         check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
-        shown, values = pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})
+        key_table, features = pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})
         if not verdict.good.all():
-            shown, values = (table.filter(pa.array(verdict.good)) for table in (shown, values))
-        table = pack_table(schema, shown, values, tuple(value_columns(schema, mapping.keep_values)))
+            key_table, features = (table.filter(pa.array(verdict.good)) for table in (key_table, features))
+        table = pack_table(schema, key_table, features, tuple(value_columns(schema, mapping.keep_values)))
         table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
         return table, verdict.rejects
     except (InputError, pa.ArrowException) as error:
@@ -173,8 +173,8 @@ def _read_times(
             )
         else:
             latest = _horizon(mapping, times[key][verdict.good], before)[1]
-            shown = f"up to {format_time(latest)}, by the events beside it"
-            verdict.refuse(times[key] > latest, key, "in the future", column, shown)
+            until = f"up to {format_time(latest)}, by the events beside it"
+            verdict.refuse(times[key] > latest, key, "in the future", column, until)
         if "arrival" in times:
             column = columns[source.time.column or ""]
             verdict.refuse(
@@ -199,8 +199,8 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
         else:
             continue
         if (lengths > limit).any():
-            shown = pa.array([f"{length} bytes" for length in lengths])
-            verdict.refuse(lengths > limit, name, "too large", shown, f"at most {limit} bytes")
+            sizes = pa.array([f"{length} bytes" for length in lengths])
+            verdict.refuse(lengths > limit, name, "too large", sizes, f"at most {limit} bytes")
 
 
 def _list_sizes(column: pa.Array) -> np.ndarray:

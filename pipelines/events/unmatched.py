@@ -76,11 +76,11 @@ def _would_match(
         if len(ids):
             yield f"{len(ids)} have no impression in the log"
         return
-    shown_ids, asked, shown = (clicked.column(name).to_numpy() for name in EARLIER_SCHEMA.names)
+    shown_ids, asked, shown_at = (clicked.column(name).to_numpy() for name in EARLIER_SCHEMA.names)
     order = np.argsort(shown_ids, kind="stable")
     indices = order[np.minimum(np.searchsorted(shown_ids[order], ids), len(order) - 1)]
     there = shown_ids[indices] == ids
-    after = times - shown[indices]
+    after = times - shown_at[indices]
     waited = arrival - (rules.closes_at(rules.start_of(asked[indices])) - rules.delay)
     before, behind = there & (after < -rules.skew), there & (after > rules.windows[kind][0])
     window = (
