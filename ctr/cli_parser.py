@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 
 from ctr.cli_output import JSON_KEY, set_verbosity
 from ctr.io.errors import InputError, did_you_mean
-from ctr.io.files import check_local
+from ctr.io.files import address_fault, check_local
 from ctr.io.log_lines import FORMATS, TEXT
 
 
@@ -38,18 +38,22 @@ def keys_of(kind: str, ending: str = "=") -> Callable[[str], list[str]]:
     return complete
 
 
-class LocalPath(click.ParamType[Path]):
-    """A path of this machine's file system; an address, such as ``s3://bucket``, is bad input."""
+class LocalPath(click.ParamType[Path | str]):
+    """A path of this machine's file system; an address, such as ``s3://bucket``, is bad input, or a text."""
 
     name = "path"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def __init__(self, takes_addresses: bool = False) -> None:
+        self._takes_addresses = takes_addresses
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        if self._takes_addresses and address_fault(value) and "://" in value:
+            return str(value).strip().rstrip("/")
         try:
             check_local(value)
         except InputError as error:
-            name = param.opts[0] if isinstance(param, click.Option) else str(param and param.metavar)
-            name = name.strip("[].")
-            raise InputError(f"{name} {error}") from None
+            name = param.opts[0] if isinstance(param, click.Option) else param and param.metavar
+            raise InputError(f"{str(name).strip('[].')} {error}") from None
         return Path(value)
 
     def shell_complete(
@@ -87,9 +91,7 @@ class Command(click.Command):
             usage = options
             self.callback = lambda **values: run(usage(**values))
         self.params = [_parameter(parameter) for parameter in inspect.signature(usage).parameters.values()]
-        json = _flag(
-            ["--json"], "print the result as JSON", lambda context: context.meta.update({JSON_KEY: True})
-        )
+        json = _flag(["--json"], "print the result as JSON", lambda ctx: ctx.meta.update({JSON_KEY: True}))
         self.params += [json, *common_options()]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -136,24 +138,21 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     )
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind
+    more["type"] = LocalPath(kind is not Path) if kind in (Path, Path | str) else kind
     if get_origin(kind) is Literal:
         more["type"] = _Choice(get_args(kind))
-    else:
-        more["type"] = LocalPath() if kind is Path else kind
     # Python takes names such as `from` and `set` for itself.
-    name = parameter.name.rstrip("_")
+    name = parameter.name.rstrip("_").replace("_", "-")
     if parameter.kind is not parameter.KEYWORD_ONLY:
         shown = more["metavar"] if more["required"] else f"[{more['metavar']}]"
         more |= {"nargs": -1, "metavar": f"{shown}..."} if is_many else {"metavar": shown}
         return click.Argument([parameter.name], **more)
-    names = [f"--{name.replace('_', '-')}", parameter.name]
-    return click.Option(names, is_flag=kind is bool, multiple=is_many, **more)
+    return click.Option([f"--{name}", parameter.name], is_flag=kind is bool, multiple=is_many, **more)
 
 
 def _flag(names: list[str], text: str, act: Callable[[click.Context], object]) -> click.Option:
-    def call(context: click.Context, _: click.Parameter, is_set: bool) -> None:
-        if is_set:
-            act(context)
+    def call(context: click.Context, _: click.Parameter, is_set: bool) -> object:
+        return act(context) if is_set else None
 
     return click.Option(names, is_flag=True, expose_value=False, help=text, callback=call)
 

@@ -40,7 +40,7 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3755,
     "benchmarks/studies": 4875,
-    "ctr": 1778,
+    "ctr": 1777,
     "ctr/api": 410,
     "ctr/config": 780,
     "ctr/data": 6575,
@@ -55,8 +55,8 @@ LINES = {
     "eval": 4409,
     "models": 2053,
     "optim": 7220,
-    "pipelines": 8365,
-    "tests": 52468,
+    "pipelines": 8364,
+    "tests": 52624,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

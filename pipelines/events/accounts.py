@@ -83,11 +83,6 @@ class EventCounts:
     labels: dict[str, KindCounts] = field(default_factory=dict)
     damaged: int = 0
 
-    @classmethod
-    def of(cls, labels: Iterable[str]) -> "EventCounts":
-        """Makes the counts before the first event; those of a label that never has one stay 0."""
-        return cls(labels={name: KindCounts() for name in labels})
-
     @property
     def by_kind(self) -> dict[Kind, KindCounts]:
         return {IMPRESSIONS: self.impressions, CLICKS: self.clicks, **self.labels}
@@ -114,9 +109,7 @@ class RecentReports:
         self._reports: deque[UnitReport] = deque()
         self._events = 0
         self._all_events: Counter[Kind] = Counter()
-        self._absent: dict[
-            Kind, tuple[UnitReport, list[str]]
-        ] = {}  # by kind: its first unit, and the columns
+        self._absent: dict[Kind, tuple[UnitReport, list[str]]] = {}  # the first unit of a kind, and columns
 
     def add(self, report: UnitReport) -> None:
         if report.good + report.late:
@@ -142,27 +135,23 @@ class RecentReports:
                 f"{len(damaged)} of the latest {len(self._reports)} files could not be read, the last one because of "
                 f"{damaged[-1].damaged}"
             )
-        self._check_rejects(at_least)
-        for kind, (first, names) in self._absent.items():
+        rejected = sum(report.rejected for report in self._reports)
+        if self._events >= at_least and rejected > self._max_reject_share * self._events:
+            rejects = [(report.name, reject) for report in self._reports for reject in report.rejects]
+            reason, most = next(iter(reject_reasons(reject for _, reject in rejects).items()))
+            name, first = next(pair for pair in rejects if f"{pair[1].key}: {pair[1].reason}" == reason)
+            raise InputError(
+                f"{rejected} of {self._events} events rejected, more than the allowed share of "
+                f"{self._max_reject_share:g}; most often {reason} ({most} described, first {name} row {first.row}, "
+                f"value {first.value!r}; allowed: {first.allowed})"
+            )
+        for kind, (unit, names) in self._absent.items():
             if names and self._all_events[kind] >= at_least:
                 raise InputError(
-                    f"{first.name}: no column {', '.join(names)} in any line, nor in those of the files after it; the "
-                    f"columns found are also {', '.join(first.unused) or 'none'}; what may be missing is listed in "
+                    f"{unit.name}: no column {', '.join(names)} in any line, nor in those of the files after it; the "
+                    f"columns found are also {', '.join(unit.unused) or 'none'}; what may be missing is listed in "
                     f"{kind}.input.optional of the mapping"
                 )
-
-    def _check_rejects(self, at_least: int) -> None:
-        events, rejected = self._events, sum(report.rejected for report in self._reports)
-        if events < at_least or rejected <= self._max_reject_share * events:
-            return
-        rejects = [(report.name, reject) for report in self._reports for reject in report.rejects]
-        reason, most = next(iter(reject_reasons(reject for _, reject in rejects).items()))
-        name, first = next(pair for pair in rejects if f"{pair[1].key}: {pair[1].reason}" == reason)
-        raise InputError(
-            f"{rejected} of {events} events rejected, more than the allowed share of {self._max_reject_share:g}; most "
-            f"often {reason} ({most} described, first {name} row {first.row}, value {first.value!r}; allowed: "
-            f"{first.allowed})"
-        )
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
@@ -197,14 +186,3 @@ def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
     for manifest in manifests:
         total.update(manifest.counters)
     return dict(total)
-
-
-def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:
-    """Raises RuntimeError when impressions that were read are neither in a partition, nor late, rejected or pending."""
-    inside = counters.get("impressions", 0)
-    count = counts.impressions
-    if count.read != inside + count.late + count.rejected + pending:
-        raise RuntimeError(
-            f"{count.read} impressions were read, but {inside} are in partitions, {count.late} late, {count.rejected} "
-            f"rejected and {pending} pending"
-        )

@@ -5,13 +5,16 @@ import dataclasses
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, check_log, read_manifests
 from ctr.io.errors import InputError
+from ctr.io.files import address_fault
 from ctr.io.signals import stop_signals
-from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings, choose_settings
+from ctr.pipelines.events.addresses import MANIFESTS, for_workers, local_log
+from ctr.pipelines.events.drivers import EventOptions, FollowSettings, choose_settings
 from ctr.pipelines.processes import quiet_beam
 from ctr.pipelines.tables.rejects import check_reject_share
 
@@ -29,11 +32,24 @@ def check_events(options: EventOptions) -> EventMapping:
     mapping = load_event_mapping(options.mapping)
     check_reject_share(options.max_reject_share)
     choose_settings(options)
-    check_log(options.out, mapping.feature_schema)
+    if not options.stream:
+        _local_paths(options)
+    if isinstance(options.out, Path):
+        check_log(options.out, mapping.feature_schema)
     for folder in options.inputs:
-        if not folder.is_dir():
+        if isinstance(folder, Path) and not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
     return mapping
+
+
+def _local_paths(options: EventOptions) -> tuple[list[Path], Path]:
+    """Returns the folders of events and the log. Raises InputError for an address, which only a stream takes."""
+    named = [*(("INPUT", folder) for folder in options.inputs), ("--out", options.out)]
+    for name, location in named:
+        if isinstance(location, str):
+            raise InputError(f"{name} {location}: {address_fault(location)}")
+    *folders, log = (Path(location) for _, location in named)
+    return folders, log
 
 
 def run_events(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, Any], str]:
@@ -43,13 +59,14 @@ def run_events(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, 
     settings = choose_settings(options)
     # The error's message has all that a user must know.
     with quiet_beam() if options.stream else contextlib.nullcontext():
-        if settings is None:
-            result, text = _run_batch(options, mapping)
-        elif isinstance(settings, KafkaSettings) or options.stream:
+        if options.stream:
             result, text = _run_stream(options, mapping, settings)
+        elif settings is None:
+            result, text = _run_batch(options, mapping)
         else:
             result, text = _run_watch(options, mapping, settings)
-    unmatched = unmatched_warnings(mapping, options.out)
+    # The files of unmatched clicks and of the impressions beside them stay at an address.
+    unmatched = unmatched_warnings(mapping, options.out) if isinstance(options.out, Path) else []
     result["warnings"] = [*result.get("warnings", ()), *unmatched]
     return result, "\nwarning: ".join([f"{options.out}: {text}", *unmatched])
 
@@ -58,7 +75,7 @@ def _run_batch(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, 
     from ctr.pipelines.events.follow import ingest_events
 
     share = options.max_reject_share
-    result = ingest_events(mapping, options.inputs, options.out, max_reject_share=share)
+    result = ingest_events(mapping, *_local_paths(options), max_reject_share=share)
     counters = sorted(result.counters.items())
     counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
     warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
@@ -73,43 +90,40 @@ def _run_watch(
 ) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import watch_events
 
+    def report(progress: "Progress", published: list[Manifest]) -> None:
+        if published and sys.stderr.isatty() and logging.getLogger("ctr").isEnabledFor(logging.WARNING):
+            print(_progress_text(progress), file=sys.stderr, flush=True)
+
     with stop_signals() as stop:
-        progress = watch_events(
-            mapping, options.inputs, options.out, settings, lambda: stop() is not None, _report_progress
-        )
+        progress = watch_events(mapping, *_local_paths(options), settings, lambda: stop() is not None, report)
     return dataclasses.asdict(progress), _progress_text(progress)
 
 
 def _run_stream(
-    options: EventOptions, mapping: EventMapping, settings: FollowSettings | KafkaSettings
+    options: EventOptions, mapping: EventMapping, settings: FollowSettings | None
 ) -> tuple[dict[str, Any], str]:
     # gRPC's messages of a lost connection are also in the final error. gRPC reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ctr.pipelines.events.kafka import EventsInKafka
-    from ctr.pipelines.events.publish import last_published
-    from ctr.pipelines.events.stream import first_needed, silent_workers, stream_events, streaming_options
-    from ctr.pipelines.events.stream_files import EventsInFolders
 
-    log = options.out.resolve()
+    from ctr.pipelines.events.stream import first_needed, silent_workers, stream_events, streaming_options
+    from ctr.pipelines.events.stream_sources import EventsInFolders, EventsInKafka
+
+    log, *folders = (for_workers(location) for location in (options.out, *options.inputs))
 
     def source(pinned: EventMapping) -> Any:
-        if isinstance(settings, KafkaSettings):
-            return EventsInKafka(pinned, settings, first_needed(pinned, log))
-        return EventsInFolders(pinned, [folder.resolve() for folder in options.inputs], settings)
+        if settings is None:
+            return EventsInKafka(pinned, options, first_needed(pinned, log))
+        return EventsInFolders(pinned, folders, settings)
 
-    drain = isinstance(settings, FollowSettings) and settings.drain
     with silent_workers(), stop_signals() as stop:
-        beam = streaming_options(options.beam_options, drain)
-        stream_events(mapping, log, source, beam, options.max_reject_share, stop, drain=drain)
-    manifests = read_manifests(log)
+        beam = streaming_options(options.beam_options, options.drain)
+        stream_events(mapping, log, source, beam, options.max_reject_share, stop, drain=options.drain)
+    with local_log(log, "schema.json", MANIFESTS) as folder:
+        manifests = read_manifests(folder)
     rows = sum(manifest.rows for manifest in manifests)
-    result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
+    last = manifests[-1].start if manifests else -1
+    result = {"partitions": len(manifests), "rows": rows, "last_published": last}
     return result, f"{len(manifests)} partitions, {rows} examples"
-
-
-def _report_progress(progress: "Progress", published: list[Manifest]) -> None:
-    if published and sys.stderr.isatty() and logging.getLogger("ctr").isEnabledFor(logging.WARNING):
-        print(_progress_text(progress), file=sys.stderr, flush=True)
 
 
 def _progress_text(progress: "Progress") -> str:

@@ -1,12 +1,14 @@
 """Options of ``ctr ingest events`` by the way to run the job: as a batch, following folders, or streaming."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from ctr.io.errors import InputError
+
+Location: TypeAlias = Path | str
+"""A path of this machine, or an address: a text with ``://``."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +31,13 @@ class FollowSettings:
 
 
 @dataclass(frozen=True)
-class KafkaSettings:
-    """Settings of topics that are read."""
-
-    servers: str  # HOST:PORT, several with commas between
-    expansion_service: str  # HOST:PORT
-    consumer: Sequence[str] = ()  # settings of Kafka's consumer, each written KEY=VALUE
-
-
-@dataclass(frozen=True)
 class EventOptions:
     """Options of ``ctr ingest events``, each with its value and help as the command line shows them."""
 
     # Events may come from Kafka instead.
-    inputs: Annotated[tuple[Path, ...], "INPUT", "directories of events"] = ()
+    inputs: Annotated[tuple[Location, ...], "INPUT", "directories of events"] = ()
     _: KW_ONLY
-    out: Annotated[Path, "LOG", "output directory of the log"]
+    out: Annotated[Location, "LOG", "output directory of the log"]
     mapping: Annotated[Path, "FILE", "YAML file that names columns and features"]
     max_reject_share: Annotated[float, "SHARE", "stop when more of the rows is malformed (0.01)"] = 0.01
     follow: Annotated[bool, "keep reading files as they come, and publish as time goes on"] = False
@@ -62,42 +55,38 @@ class EventOptions:
     expansion_service: Annotated[str, "HOST:PORT", "with --kafka: a running expansion service of Beam"] = ""
 
 
-def choose_settings(options: EventOptions) -> FollowSettings | KafkaSettings | None:
-    """Reads the options of the driver that is asked for; None: a batch, which has none of its own.
+def choose_settings(options: EventOptions) -> FollowSettings | None:
+    """Reads the options of the driver that is asked for; None: a batch, or topics, which are not followed as folders.
 
     Raises InputError for flags of no driver, or an option of another one.
     """
-    if options.kafka and not (options.stream or options.follow):
-        raise InputError("--kafka requires --stream")
-    if options.follow and (options.stream or options.kafka):
-        raise InputError(f"--follow and {'--stream' if options.stream else '--kafka'} cannot be combined")
-    if options.beam_options and not options.stream:
-        raise InputError(
-            "--beam-options requires --stream; with --drain it joins all files that are there, and ends"
-        )
-    if bool(options.inputs) == bool(options.kafka):
-        raise InputError("either folders or --kafka are required")
-    followed = {"--drain": options.drain, "--idle-timeout": options.idle_timeout, "--poll": options.poll}
-    for flag, value in followed.items():
-        # A number that was given may be 0.
-        if value is None or value is False:
-            continue
-        if options.kafka:
-            raise InputError(f"{flag} applies to folders, not to --kafka")
-        if not (options.follow or options.stream):
-            raise InputError(f"{flag} requires --follow or --stream")
-    if options.kafka:
-        if not options.expansion_service:
-            raise InputError(
-                "--kafka requires a running expansion service: --expansion-service HOST:PORT; one that Beam starts "
-                "would listen on all networks"
-            )
-        return KafkaSettings(options.kafka, options.expansion_service, options.kafka_option)
-    topics = {"--expansion-service": options.expansion_service, "--kafka-option": options.kafka_option}
-    for flag, text in topics.items():
-        if text:
-            raise InputError(f"{flag} requires --kafka")
-    if not (options.follow or options.stream):
+    is_live = options.stream or options.follow
+    # A number may be 0.
+    followed = {
+        "--drain": options.drain or None,
+        "--idle-timeout": options.idle_timeout,
+        "--poll": options.poll,
+    }
+    of_folders = [flag for flag, value in followed.items() if value is not None]
+    of_topics = {"--expansion-service": options.expansion_service, "--kafka-option": options.kafka_option}
+    rival = "--stream" if options.stream else "--kafka"
+    faults = {
+        "--kafka requires --stream": options.kafka and not is_live,
+        f"--follow and {rival} cannot be combined": options.follow and (options.stream or options.kafka),
+        "--beam-options requires --stream; with --drain it joins all files that are there, and ends": (
+            options.beam_options and not options.stream
+        ),
+        "either folders or --kafka are required": bool(options.inputs) == bool(options.kafka),
+        **{f"{flag} applies to folders, not to --kafka": options.kafka for flag in of_folders},
+        **{f"{flag} requires --follow or --stream": not is_live for flag in of_folders},
+        "--kafka requires a running expansion service: --expansion-service HOST:PORT; one that Beam starts would "
+        "listen on all networks": options.kafka and not options.expansion_service,
+        **{f"{flag} requires --kafka": text and not options.kafka for flag, text in of_topics.items()},
+    }
+    for message, is_fault in faults.items():
+        if is_fault:
+            raise InputError(message)
+    if options.kafka or not is_live:
         return None
     return FollowSettings(
         poll_seconds=0.5 if options.poll is None else options.poll,

@@ -11,13 +11,9 @@ A round reads files, stores their events in a spool, moves the clock to the arri
 publishes the partitions that are closed by it, in order. A batch is one round of all files whose clock is then moved to
 the end, with a spool that is removed with the process. A round that is killed is done again with the same result: files
 are read again until their report is there, and write the same files of the spool again; partitions are staged again
-until their manifest is there.
-
-Memory holds the partition that each thread joins or the chunk that it reads; the disk holds the events of partitions
-that may still be needed.
+until their manifest is there. Memory holds the partition that each thread joins or the chunk that it reads.
 """
 
-import hashlib
 import json
 import math
 import shutil
@@ -39,10 +35,10 @@ from ctr.io.errors import InputError
 from ctr.io.files import hold, make_folder, remove_temporaries
 from ctr.pipelines.events.accounts import (
     EventCounts,
+    KindCounts,
     RecentReports,
     UnitReport,
     arrivals_reached,
-    check_conservation,
     sum_counters,
     write_rejects,
 )
@@ -67,7 +63,7 @@ from ctr.pipelines.events.read import (
     read_unit,
     split_units,
 )
-from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
+from ctr.pipelines.events.rules import known_from, partition_rules
 from ctr.pipelines.events.tables import CLICKS, EARLIER, EARLIER_SCHEMA, FAR_US, IMPRESSIONS, Kind
 from ctr.pipelines.spill import read_state_tables, spill_folder, write_state_tables
 from ctr.pipelines.tables.input_files import Chunk, UnreadableNowError, faults_named
@@ -76,12 +72,6 @@ from ctr.pipelines.tables.rejects import Reject
 _REMEDY = "restore it from a copy, or join all events anew into another output directory"
 CLOCK = "clock.json"
 SPOOL = ".events"  # inside a log that is made by following events
-
-
-def unit_digest(unit: Unit) -> str:
-    """Makes the part of the names of a unit's files that identifies it."""
-    text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def list_reports(spool: Path, name: str = "*") -> list[UnitReport]:
@@ -94,54 +84,6 @@ def list_reports(spool: Path, name: str = "*") -> list[UnitReport]:
     return reports
 
 
-def list_starts(spool: Path) -> list[int]:
-    """Lists the partitions that have segments, in order."""
-    folder = spool / "segments"
-    return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
-
-
-def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
-    """Reads the events of a partition, and earlier impressions, as ``stage_events`` takes them."""
-    kinds = (IMPRESSIONS, *rules.windows)
-    tables: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
-    first = known_from(rules, start)
-    tables[EARLIER] = [
-        table.select(EARLIER_SCHEMA.names)
-        for other in list_starts(spool)
-        if other < start and other + rules.length > first
-        for table in _read(spool, other, IMPRESSIONS)
-    ]
-    return tables
-
-
-def count_impressions(spool: Path, starts: Sequence[int]) -> int:
-    """Counts the impressions that wait in some partitions."""
-    return sum(table.num_rows for start in starts for table in _read(spool, start, IMPRESSIONS))
-
-
-def _read(spool: Path, start: int, kind: Kind) -> list[pa.Table]:
-    paths = sorted((spool / "segments" / f"{start:019d}").glob(f"{kind}-*.arrow"))
-    return [table for path in paths for table in read_state_tables(path, _REMEDY)]
-
-
-def drop_unfinished(spool: Path) -> None:
-    """Deletes the segments of units that were not read to their end: they are read again, maybe changed."""
-    finished = {path.stem for path in (spool / "units").glob("*.json")}
-    for path in (spool / "segments").glob("*/*.arrow"):
-        if path.name.split("-")[1] not in finished:
-            path.unlink(missing_ok=True)
-    for folder in (spool / "units", *(spool / "segments").glob("*")):
-        remove_temporaries(folder)
-
-
-def drop_partitions(spool: Path, before: int) -> None:
-    """Deletes the segments of the partitions that begin before a time."""
-    for start in list_starts(spool):
-        if start < before:
-            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
-
-
-_BATCH_THREADS = 2
 _FILES_A_ROUND = 32
 _RECENT_FILES = 1000
 _CHANGED = "changed after it was read: the added part is not read; put new events into a new file"
@@ -172,11 +114,7 @@ class Progress:
 
 
 def ingest_events(
-    mapping: EventMapping,
-    folders: Sequence[Path],
-    log: Path,
-    *,
-    max_reject_share: float = 0.01,
+    mapping: EventMapping, folders: Sequence[Path], log: Path, *, max_reject_share: float = 0.01
 ) -> EventsResult:
     """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
 
@@ -187,51 +125,41 @@ def ingest_events(
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
     files = find_events(mapping, folders)
+    looked = {kind: ", ".join(looked_for(mapping, folders, kind)) for kind in mapping.kinds}
     if not files:
-        looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
-        raise InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
+        raise InputError(f"no files of impressions or clicks found; looked for {', '.join(looked.values())}")
     if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
     begin_log(log, mapping)
     seconds: dict[str, float] = {}
     with spill_folder(log) as spool:
-        job = _Job(mapping, log, spool, RecentReports(max_reject_share, max_events=math.inf), _BATCH_THREADS)
-        job.read(units, keep_going=False)
+        job = _Job(mapping, log, spool, RecentReports(max_reject_share, max_events=math.inf))
+        job.read(units)
         seconds["spool"] = time.perf_counter() - begun
         job.reports.check(at_least=1)
         job.progress.clock_us = job.drained_clock()
         published = job.publish()
+        job.count_pending(published)
         left = job.open_starts()
-        pending = count_impressions(spool, left)
     counts = job.progress.counts
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
-    check_conservation(counts, counters, pending)
     if not examples:
-        shown = counts.impressions
-        fate = f"{shown.rejected} were rejected and {shown.late} came too late"
+        impressions = counts.impressions
+        fate = f"{impressions.rejected} were rejected and {impressions.late} came too late"
         see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
-        raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
-    return EventsResult(
-        counts,
-        len(published),
-        examples,
-        sum(manifest.clicks for manifest in published),
-        counters,
-        [
-            f"no files of {kind} found; looked for {', '.join(looked_for(mapping, folders, kind))}"
-            for kind in mapping.kinds
-            if not any(unit.kind == kind for unit in files)
-        ]
-        # They stay open, see ``arrivals_reached``.
-        + [
-            f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
-            for start in left[:1]
-        ],
-        seconds,
-    )
+        raise InputError(f"{log}: none of {impressions.read} impressions became an example: {fate}; {see}")
+    absent = [kind for kind in mapping.kinds if not any(unit.kind == kind for unit in files)]
+    warnings = [f"no files of {kind} found; looked for {looked[kind]}" for kind in absent]
+    # They stay open, see ``arrivals_reached``.
+    warnings += [
+        f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
+        for start in left[:1]
+    ]
+    clicks = sum(manifest.clicks for manifest in published)
+    return EventsResult(counts, len(published), examples, clicks, counters, warnings, seconds)
 
 
 def watch_events(
@@ -251,46 +179,42 @@ def watch_events(
     begin_log(log, mapping)
     make_folder(log / SPOOL)
     with hold(log / SPOOL, f"{log}: another process publishes events there"):
-        job = _Job(mapping, log, log / SPOOL, RecentReports(settings.max_reject_share, _RECENT_FILES))
-        watch = _Watch(job, EventFolders(mapping, folders, settings), settings)
+        watch = _Watch(mapping, folders, log, settings)
         while not stop():
             new = watch.new_units()
             if new:
                 watch.read(new)
             watch.move_clock(drained=settings.drain and not new)
-            report(job.progress, job.publish())
+            report(watch.progress, watch.publish())
             if settings.drain and not new:
                 break
             if not new:
                 time.sleep(settings.poll_seconds)
-        watch.finish()
-        return job.progress
+        watch.count_pending(read_manifests(log))
+        return watch.progress
 
 
 class _Job:
-    """Rounds of a batch or a watch over a spool."""
+    """Rounds of a batch over a spool."""
 
-    def __init__(
-        self, mapping: EventMapping, log: Path, spool: Path, reports: RecentReports, threads: int = 1
-    ) -> None:
-        self.mapping, self.log, self.spool, self._threads = mapping, log, spool, threads
-        self.reports = reports
+    threads = 2
+
+    def __init__(self, mapping: EventMapping, log: Path, spool: Path, reports: RecentReports) -> None:
+        self.mapping, self.log, self.spool, self.reports = mapping, log, spool, reports
         self.arrived: dict[Kind, int] = dict.fromkeys(mapping.kinds, -1)
         self.rules = partition_rules(mapping)
-        self.progress = Progress(EventCounts.of(mapping.labels))
+        self.progress = Progress(EventCounts(labels={name: KindCounts() for name in mapping.labels}))
         self.last_published = -1  # the start of that partition
         self._histories = Histories(log, mapping.feature_schema)
 
-    def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
-        """Stores the events of units in the spool; returns their reports.
+    def read(self, units: Sequence[Unit]) -> None:
+        """Stores the events of units in the spool.
 
-        Arrivals before the present clock are too late for what is closed by it, whenever they are read. With
-        ``keep_going`` a unit that cannot be read is recorded as damaged instead of ending the job.
+        Arrivals before the present clock are too late for what is closed by it, whenever they are read.
         """
-        with ThreadPoolExecutor(self._threads) as pool:
-            reports = list(pool.map(lambda unit: self._spool(unit, keep_going), units))
+        with ThreadPoolExecutor(self.threads) as pool:
+            reports = list(pool.map(self._spool, units))
         self.add(reports, reports)
-        return reports
 
     def add(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
         """Counts units that are in the spool, and describes the rejects of some."""
@@ -300,21 +224,47 @@ class _Job:
         self.arrived = arrivals_reached(reports, self.arrived)
         write_rejects(self.log, described)
 
-    def _spool(self, unit: Unit, keep_going: bool) -> UnitReport:
+    def _spool(self, unit: Unit) -> UnitReport:
         """Stores the events of a unit in the spool by partition, and at its end its report."""
         report = UnitReport(unit.kind, unit.name)
-        for number, chunk in enumerate(_chunks(unit, self.mapping, report, keep_going)):
+        for number, chunk in enumerate(self._chunks(unit, report)):
             routed = route_chunk(self.mapping, self.log, report, chunk, self.progress.clock_us)
             for start, table in routed.items():
-                name = f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
-                path = self.spool / "segments" / f"{start:019d}" / name
-                write_state_tables(path, table.schema, [table])
-        path = self.spool / "units" / f"{unit_digest(unit)}.json"
-        write_state_file(path, json.dumps(asdict(report)).encode())
+                name = f"{unit.kind}-{unit.digest}-{number:06d}.arrow"
+                write_state_tables(self._segments(start) / name, table.schema, [table])
+        write_state_file(self.spool / "units" / f"{unit.digest}.json", json.dumps(asdict(report)).encode())
         return report
 
+    def _chunks(self, unit: Unit, report: UnitReport) -> Iterator[Chunk]:
+        path = Path(unit.path)
+        # Before reading, so that rows added meanwhile show as a change.
+        with faults_named(path):
+            version = Version.read(path)
+        report.size, report.modified_ns = version.size, version.modified_ns
+        yield from read_unit(self.mapping, unit)
+
+    def _segments(self, start: int) -> Path:
+        return self.spool / "segments" / f"{start:019d}"
+
+    def _starts(self) -> list[int]:
+        """Lists the partitions that have segments, in order."""
+        folder = self.spool / "segments"
+        return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+
+    def _read(self, start: int, kind: Kind) -> list[pa.Table]:
+        paths = sorted(self._segments(start).glob(f"{kind}-*.arrow"))
+        return [table for path in paths for table in read_state_tables(path, _REMEDY)]
+
     def _stage(self, start: int) -> bytes:
-        return stage_events(self.log, self.mapping, start, read_partition(self.spool, self.rules, start))
+        tables = {kind: self._read(start, kind) for kind in self.mapping.kinds}
+        first = known_from(self.rules, start)
+        tables[EARLIER] = [
+            table.select(EARLIER_SCHEMA.names)
+            for other in self._starts()
+            if other < start and other + self.rules.length > first
+            for table in self._read(other, IMPRESSIONS)
+        ]
+        return stage_events(self.log, self.mapping, start, tables)
 
     def drained_clock(self) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
@@ -325,83 +275,98 @@ class _Job:
         """
         reached = [self.arrived[kind] for kind in (IMPRESSIONS, CLICKS) if self.arrived[kind] >= 0]
         last = min(reached, default=-1) + FAR_US + self.rules.lookback
-        starts = (start for start in list_starts(self.spool) if start <= last)
-        return max((int(self.rules.closes_at(start)) for start in starts), default=-1)
+        return max(
+            (int(self.rules.closes_at(start)) for start in self._starts() if start <= last), default=-1
+        )
 
     def open_starts(self) -> list[int]:
         """Lists the partitions with events that are not published."""
-        return [start for start in list_starts(self.spool) if start > self.last_published]
+        return [start for start in self._starts() if start > self.last_published]
+
+    def count_pending(self, published: Sequence[Manifest]) -> None:
+        """Counts the impressions that wait in open partitions. Raises RuntimeError when others are in no partition."""
+        waiting = (table for start in self.open_starts() for table in self._read(start, IMPRESSIONS))
+        self.progress.pending = pending = sum(table.num_rows for table in waiting)
+        inside, count = sum_counters(published).get("impressions", 0), self.progress.counts.impressions
+        if count.read != inside + count.late + count.rejected + pending:
+            raise RuntimeError(
+                f"{count.read} impressions were read, but {inside} are in partitions, {count.late} late, "
+                f"{count.rejected} rejected and {pending} pending"
+            )
 
     def publish(self) -> list[Manifest]:
         """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs."""
-        starts = [
-            start
-            for start in list_starts(self.spool)
-            if start > self.last_published and self.rules.closes_at(start) <= self.progress.clock_us
-        ]
+        rules, clock = self.rules, self.progress.clock_us
+        starts = [start for start in self.open_starts() if rules.closes_at(start) <= clock]
         if not starts:
             return []
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             staged = list(zip(starts, pool.map(self._stage, starts), strict=True))
         published = list(publish_staged(self.log, self.mapping, self._histories, staged))
-        self.last_published = max([self.last_published, *starts])
+        self.last_published = starts[-1]
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
         # The next partition to be published begins after these.
-        length = self.rules.length
-        drop_partitions(self.spool, known_from(self.rules, self.last_published + length) - length)
+        first = known_from(rules, self.last_published + rules.length) - rules.length
+        for start in self._starts():
+            if start < first:
+                shutil.rmtree(self._segments(start), ignore_errors=True)
         return published
 
 
-def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: bool) -> Iterator[Chunk]:
-    try:
-        # Before reading, so that rows added meanwhile show as a change.
-        with faults_named(unit.path):
-            version = Version.read(unit.path)
-        report.size, report.modified_ns = version.size, version.modified_ns
-        yield from read_unit(mapping, unit)
-    except UnreadableNowError:
-        raise
-    except InputError as error:
-        if not keep_going:
-            raise
-        report.damaged = str(error)
+class _Watch(_Job):
+    """Rounds of a watch: it knows the files that were read, and when the last one of each kind was seen."""
 
+    threads = 1
 
-class _Watch:
-    """State of a watch beside its job: the files that were read, and when the last one of each kind was seen."""
-
-    def __init__(self, job: _Job, folders: EventFolders, settings: FollowSettings) -> None:
-        self._job, self._folders, self._settings = job, folders, settings
+    def __init__(
+        self, mapping: EventMapping, folders: Sequence[Path], log: Path, settings: FollowSettings
+    ) -> None:
+        super().__init__(mapping, log, log / SPOOL, RecentReports(settings.max_reject_share, _RECENT_FILES))
+        self._folders, self._settings = EventFolders(mapping, folders, settings), settings
         self._versions: dict[tuple[Kind, str], Version] = {}
         self._changed: set[tuple[Kind, str]] = set()
-        self._seen: dict[Kind, float] = dict.fromkeys(job.mapping.kinds, time.monotonic())
-        job.last_published = last_published(job.log)
-        self._restore(job.log, job.spool)
-
-    def _restore(self, log: Path, spool: Path) -> None:
-        """Continues where the process before this one has stopped, or was killed."""
-        if (spool / CLOCK).exists():
-            content = json.loads(read_state_file(spool / CLOCK, _REMEDY).to_pybytes())
-            self._job.progress.clock_us = content["clock_us"]
-        elif self._job.last_published >= 0:
+        self._seen: dict[Kind, float] = dict.fromkeys(mapping.kinds, time.monotonic())
+        self.last_published = last_published(log)
+        # Continues where the process before this one has stopped, or was killed.
+        if (self.spool / CLOCK).exists():
+            content = json.loads(read_state_file(self.spool / CLOCK, _REMEDY).to_pybytes())
+            self.progress.clock_us = content["clock_us"]
+        elif self.last_published >= 0:
             # Clicks would not find their impressions in the spool, and the counts would not add up.
             raise InputError(
-                f"{log}: this log was not made by following events, and its events are not in its spool: use another "
-                "output directory"
+                f"{self.log}: this log was not made by following events, and its events are not in its spool: use "
+                "another output directory"
             )
-        drop_unfinished(spool)
-        for folder in ("manifests", "shards", VALUES, UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
-            remove_temporaries(log / folder)
-        reports = sorted(list_reports(spool), key=lambda report: report.modified_ns)
+        # Units that were not read to their end are read again, maybe changed.
+        finished = {path.stem for path in (self.spool / "units").glob("*.json")}
+        for path in (self.spool / "segments").glob("*/*.arrow"):
+            if path.name.split("-")[1] not in finished:
+                path.unlink(missing_ok=True)
+        written = ("manifests", "shards", VALUES, UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects")
+        folders = (self.spool / "units", *(self.spool / "segments").glob("*"))
+        for folder in (*folders, *(self.log / name for name in written)):
+            remove_temporaries(folder)
+        reports = sorted(list_reports(self.spool), key=lambda report: report.modified_ns)
         # A process may have been killed between a report and the description of its rejects.
-        self._job.add(reports, [report for report in reports if report.rejected or report.damaged])
-        self._check(reports)
+        self.add(reports, [report for report in reports if report.rejected or report.damaged])
 
-    def _check(self, reports: Sequence[UnitReport]) -> None:
+    def add(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
+        """Does as a batch does, and raises InputError for too many rejects."""
+        super().add(reports, described)
         for report in reports:
             self._versions[report.kind, report.name] = Version(report.size, report.modified_ns)
-        self._job.reports.check()
+            self._seen[report.kind] = time.monotonic()
+        self.reports.check()
+
+    def _chunks(self, unit: Unit, report: UnitReport) -> Iterator[Chunk]:
+        """Yields the chunks before a damage, which is reported instead of ending the job."""
+        try:
+            yield from super()._chunks(unit, report)
+        except UnreadableNowError:
+            raise
+        except InputError as error:
+            report.damaged = str(error)
 
     def new_units(self) -> list[Unit]:
         """Returns the next files to read, some at a time, each kind's earliest arrivals first."""
@@ -413,47 +378,35 @@ class _Watch:
             if unsettled:
                 # A file is on its way: its kind is not idle.
                 self._seen[kind] = time.monotonic()
-            units += [unit for unit, _ in files[:_FILES_A_ROUND]]
+            units += files[:_FILES_A_ROUND]
         return units
 
     def _is_read(self, unit: Unit) -> bool:
         key = unit.kind, unit.name
         if key not in self._versions:
             return False
-        if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
+        if key not in self._changed and unit.version != self._versions[key]:
             # Lines added to a file later are not read; a reject says so.
             self._changed.add(key)
-            reports = list_reports(self._job.spool, unit_digest(unit))
-            write_rejects(self._job.log, [replace(report, damaged=_CHANGED) for report in reports])
+            reports = list_reports(self.spool, unit.digest)
+            write_rejects(self.log, [replace(report, damaged=_CHANGED) for report in reports])
         return True
-
-    def read(self, units: Sequence[Unit]) -> None:
-        """Stores the events of units in the spool; InputError for too many rejects."""
-        reports = self._job.read(units, keep_going=True)
-        self._seen |= {report.kind: time.monotonic() for report in reports}
-        self._check(reports)
 
     def move_clock(self, drained: bool) -> None:
         """Moves the clock to the arrival that every kind but the idle ones has reached."""
         now = time.monotonic()
         limit = self._settings.idle_seconds
         idle = {kind: limit is not None and now - seen > limit for kind, seen in self._seen.items()}
-        reached = [arrival for kind, arrival in self._job.arrived.items() if not idle[kind]]
+        reached = [arrival for kind, arrival in self.arrived.items() if not idle[kind]]
         if drained:
-            self._job.reports.check(at_least=1)
-            clock = self._job.drained_clock()
+            self.reports.check(at_least=1)
+            clock = self.drained_clock()
         elif reached:
-            clock = min(reached) - self._job.rules.overlap
+            clock = min(reached) - self.rules.overlap
         else:
             since = now - max(self._seen.values())
-            clock = max(self._job.arrived.values()) + round(since * 1e6)
-        if clock > self._job.progress.clock_us:
-            self._job.progress.clock_us = clock
+            clock = max(self.arrived.values()) + round(since * 1e6)
+        if clock > self.progress.clock_us:
+            self.progress.clock_us = clock
             # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
-            write_state_file(self._job.spool / CLOCK, json.dumps({"clock_us": clock}).encode())
-
-    def finish(self) -> None:
-        """Checks that every impression ever read is accounted for."""
-        job = self._job
-        job.progress.pending = count_impressions(job.spool, job.open_starts())
-        check_conservation(job.progress.counts, sum_counters(read_manifests(job.log)), job.progress.pending)
+            write_state_file(self.spool / CLOCK, json.dumps({"clock_us": clock}).encode())

@@ -160,26 +160,27 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     suspects = _isin(ids, np.sort(np.concatenate([repeated, seen_before])))
     indices = np.flatnonzero(suspects)
     suspected = impressions.take(pa.array(indices))
-    content = _contents(suspected)
+    # What is compared and sorted by: query time first, arrival last, without the label.
+    names = [
+        name
+        for name in without_values(suspected).column_names
+        if name not in ("example_id", "label", ARRIVAL)
+    ]
+    content = [tuple(row.values()) for row in suspected.select([*names, ARRIVAL]).to_pylist()]
     # Events with the same ids may have other values. They decide last, so that the examples are the same without them.
     extra = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
     values = [repr(row) for row in suspected.select(extra).to_pylist()] if extra else [""] * len(indices)
-    by_id: dict[int, list[tuple[tuple[object, ...], str, int]]] = {}
-    for index, (key, row), value in zip(indices.tolist(), content, values, strict=True):
-        by_id.setdefault(key, []).append((row, value, index))
     dropped = np.zeros(len(ids), bool)
     conflicting: list[tuple[int, tuple[object, ...], int]] = []
-    before = set(seen_before.tolist())
-    for key, copies in by_id.items():
-        copies.sort()
-        first = None if key in before else copies[0]
-        for row, _, index in copies:
-            if first is not None and index == first[2]:
-                continue
-            dropped[index] = True
-            # One that was there in an earlier partition has another query time, so it is not the same.
-            if first is None or row[:-1] != first[0][:-1]:
-                conflicting.append((key, row, index))
+    # The content of the first impression by id. One that was there in an earlier partition has another query time, so
+    # it is not the same.
+    firsts: dict[int, tuple[object, ...]] = dict.fromkeys(seen_before.tolist(), ())
+    copies = zip(suspected.column("example_id").to_pylist(), content, values, indices.tolist(), strict=True)
+    for key, row, _, index in sorted(copies):
+        first = firsts.setdefault(key, row)
+        dropped[index] = first is not row
+        if dropped[index] and row[:-1] != first[:-1]:
+            conflicting.append((key, row, index))
     duplicates = int(dropped.sum()) - len(conflicting)
     in_order = [index for _, _, index in sorted(conflicting)]
     rows = impressions.filter(pa.array(~dropped))
@@ -191,15 +192,6 @@ def _isin(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
     if not len(ranked):
         return np.zeros(len(values), bool)
     return ranked[np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)] == values
-
-
-def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
-    """Returns each row's id and its sortable content without the label: query time first, arrival last."""
-    table = without_values(table)
-    names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
-    columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
-    ids = table.column("example_id").to_pylist()
-    return list(zip(ids, map(tuple, zip(*columns, strict=True)), strict=True))
 
 
 # ---------------------------------------------------------------- clicks
@@ -244,14 +236,14 @@ def _match_clicks(
         columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
         there = _isin(columns[0], wanted)
         candidates.append([column[there] for column in columns])
-    ids, asked, shown = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
-    order = np.lexsort((shown, asked, ids))
-    ids, asked, shown = ids[order], asked[order], shown[order]
+    ids, asked, shown_at = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
+    order = np.lexsort((shown_at, asked, ids))
+    ids, asked, shown_at = ids[order], asked[order], shown_at[order]
     matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.
         indices = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
-        after = times - shown[indices]
+        after = times - shown_at[indices]
         window, late_window = rules.windows[kind]
         there = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
         in_time = arrival < rules.closes_at(rules.start_of(asked[indices]))

@@ -48,11 +48,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.join import join_partition, sample_joined
-from ctr.pipelines.events.rules import (
-    partition_rules,
-    route_clicks,
-    route_impressions,
-)
+from ctr.pipelines.events.rules import partition_rules, route_clicks, route_impressions
 from ctr.pipelines.events.tables import (
     ARRIVAL,
     CLICKS,

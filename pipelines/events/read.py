@@ -4,10 +4,13 @@ A watch knows every file that was read, by the reports in its spool; a stream on
 it is part of a runner's checkpoint.
 """
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 import pyarrow.compute as pc
 
@@ -15,7 +18,8 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.ids.arrow import text_array
 from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
-from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.addresses import local_file, match_files
+from ctr.pipelines.events.drivers import FollowSettings, Location
 from ctr.pipelines.events.tables import IMPRESSIONS, Kind, wanted_columns
 from ctr.pipelines.tables.convert import check_utf8
 from ctr.pipelines.tables.input_files import Chunk, SourceFile, natural_order
@@ -25,16 +29,6 @@ from ctr.pipelines.tables.reader import read_table_file, row_group_sizes
 BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
 _UNIT_ROWS = 1 << 20
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Work of one worker at a time: a file of events, or some row groups of one."""
-
-    kind: Kind
-    name: str  # of the file, which does not depend on the machine
-    path: Path
-    row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
 
 
 @dataclass(frozen=True)
@@ -50,16 +44,25 @@ class Version:
         stat = path.stat()
         return cls(stat.st_size, stat.st_mtime_ns)
 
-    @classmethod
-    def of(cls, path: Path) -> "Version | None":
-        """Reads the version of a file; None: it was deleted since the scan."""
-        try:
-            return cls.read(path)
-        except FileNotFoundError:
-            return None
+
+@dataclass(frozen=True)
+class Unit:
+    """Work of one worker at a time: a file of events, or some row groups of one."""
+
+    kind: Kind
+    name: str  # of the file, which does not depend on the machine
+    path: Location
+    row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
+    version: Version = Version()  # when it was found
+
+    @property
+    def digest(self) -> str:
+        """Part of the names of the unit's files in a spool that identifies it."""
+        text = f"{self.kind}\0{self.name}\0{self.row_groups}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
+def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit]:
     """Finds the files of events in some folders, in the order in which they count as arriving.
 
     Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
@@ -68,25 +71,42 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """
     units: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:
-        if not folder.is_dir():
+        if isinstance(folder, Path) and not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
         for kind in mapping.kinds:
             patterns = _patterns(mapping, kind)
             try:
-                paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+                versions = _find_files(folder, patterns)
             except (NotImplementedError, ValueError) as error:
                 # Errors of Path.glob for an absolute or an empty pattern.
                 raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
-            for path in paths:
-                name = path.relative_to(folder).as_posix()
-                if path.name.startswith(".") or path.name.endswith(".tmp"):
+            for name, version in versions.items():
+                if PurePosixPath(name).name.startswith(".") or name.endswith(".tmp"):
                     continue
                 key = kind if mapping.sources[kind].where else "", name
+                path = folder / name if isinstance(folder, Path) else f"{folder}/{name}"
                 if key in units:
-                    places = f"{path} and {units[key].path}"
-                    raise InputError(f"events {places} are both named {name}: give the folder above them")
-                units[key] = Unit(kind, name, path)
+                    paths = f"{path} and {units[key].path}"
+                    raise InputError(f"events {paths} are both named {name}: give the folder above them")
+                units[key] = Unit(kind, name, path, version=version)
     return sorted(units.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
+
+
+def _find_files(folder: Location, patterns: Sequence[str]) -> dict[str, Version]:
+    """Finds the files of a folder that match patterns, by their names in it."""
+    if not isinstance(folder, Path):
+        files = match_files(folder, patterns).items()
+        return {
+            name: Version(file.size_in_bytes, int((file.last_updated_in_seconds or 0) * 1e9))
+            for name, file in files
+        }
+    versions = {}
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        # A file may be deleted at any moment.
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                versions[path.relative_to(folder).as_posix()] = Version.read(path)
+    return versions
 
 
 def looked_for(mapping: EventMapping, folders: Sequence[Path], kind: Kind) -> list[str]:
@@ -104,7 +124,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
     """Splits Parquet files into units of about a million rows; other files stay whole. InputError for a damaged one."""
     parts: list[Unit] = []
     for unit in units:
-        if unit.path.suffix != ".parquet":
+        if not isinstance(unit.path, Path) or unit.path.suffix != ".parquet":
             parts.append(unit)
             continue
         begin = rows = 0
@@ -121,13 +141,14 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
     form = mapping.sources[unit.kind].input
     wanted = wanted_columns(mapping, unit.kind)
-    source = SourceFile(0, unit.path, unit.name)
-    if isinstance(form, JsonlInput):
-        chunks = line_reader(mapping, unit.kind).read(source, block_bytes)
-    else:
-        chunks = read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
-    for chunk in chunks:
-        yield select_kind(mapping, unit.kind, chunk)
+    with local_file(unit.path) as path:
+        source = SourceFile(0, path, unit.name)
+        if isinstance(form, JsonlInput):
+            chunks = line_reader(mapping, unit.kind).read(source, block_bytes)
+        else:
+            chunks = read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
+        for chunk in chunks:
+            yield select_kind(mapping, unit.kind, chunk)
 
 
 def select_kind(mapping: EventMapping, kind: Kind, chunk: Chunk) -> Chunk:
@@ -187,27 +208,23 @@ class EventFolders:
     their name. If the folders are drained, all files are complete.
     """
 
-    def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
-        self._mapping, self._folders, self._settings = mapping, tuple(folders), settings
+    def __init__(self, mapping: EventMapping, folders: Sequence[Location], settings: FollowSettings) -> None:
+        self._settings = settings
         self._waiting: dict[Kind, dict[str, tuple[Version, float]]] = {}
+        self.scan = partial(find_events, mapping, tuple(folders))
 
-    def scan(self) -> list[Unit]:
-        """Finds all files, in the order in which they count as arriving."""
-        return find_events(self._mapping, self._folders)
-
-    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[tuple[Unit, Version]], bool]:
+    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[Sequence[Unit], bool]:
         """Returns the unread files that are complete, and whether files being written hold back others."""
-        files = [(unit, version) for unit in unread if (version := Version.of(unit.path))]
         if self._settings.drain:
-            return files, False
+            return unread, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}
-        settled = [self._is_settled(*file, before) for file in files]
-        end = settled.index(False) if False in settled else len(files)
-        return files[:end], end < len(files)
+        settled = [self._is_settled(unit, before) for unit in unread]
+        end = settled.index(False) if False in settled else len(unread)
+        return unread[:end], end < len(unread)
 
-    def _is_settled(self, unit: Unit, version: Version, before: dict[str, tuple[Version, float]]) -> bool:
+    def _is_settled(self, unit: Unit, before: dict[str, tuple[Version, float]]) -> bool:
         """Returns whether a file has been unchanged for long enough, by its modification time or earlier scans."""
-        limit, now = self._settings.settle_seconds, time.monotonic()
+        limit, now, version = self._settings.settle_seconds, time.monotonic(), unit.version
         if time.time_ns() - version.modified_ns >= limit * 1e9:
             return True
         # The clock of its machine may be ahead of ours.

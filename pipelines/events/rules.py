@@ -87,10 +87,7 @@ def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int,
     """Splits impressions by the partition that publishes them; also returns the impressions that are too late."""
     starts = rules.start_of(table.column("query_time").to_numpy())
     late = table.column("arrival").to_numpy() >= rules.closes_at(starts)
-    if not late.any():
-        return split_by_partition(table, starts), table.slice(0, 0)
-    in_time = pa.array(~late)
-    return split_by_partition(table.filter(in_time), starts[~late]), table.filter(pa.array(late))
+    return split_by_partition(table.filter(pa.array(~late)), starts[~late]), table.filter(pa.array(late))
 
 
 def route_clicks(

@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, GlobalWindows, TimestampedValue
@@ -39,14 +40,17 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.log import parse_manifest, partition_name
+from ctr.data.log import RECORD, parse_manifest, partition_name
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
 from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process, split_beam_options
 from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
+from ctr.pipelines.events.addresses import MANIFESTS, local_log, match_files
+from ctr.pipelines.events.drivers import Location
 from ctr.pipelines.events.publish import (
+    MAPPING_FILE,
     begin_log,
     last_published,
     publish_staged,
@@ -62,6 +66,7 @@ from ctr.pipelines.tables.input_files import Chunk
 
 _MILLISECOND = 1000
 
+_COUNTS = ".stream-counts.json"
 _READ = "read"  # counts of impressions by the partition that they were read for
 
 # How long after a partition closes its late events are still recorded; the runner drops later ones.
@@ -79,9 +84,11 @@ class RawEvents:
     stamps: np.ndarray | None = None  # [N] int64, the timestamps of records, in microseconds
 
 
-def first_needed(mapping: EventMapping, log: Path) -> int:
+def first_needed(mapping: EventMapping, log: Location) -> int:
     """Returns the arrival, in microseconds, from which on open partitions need the source to be read again."""
-    rules, last = partition_rules(mapping), last_published(log)
+    rules = partition_rules(mapping)
+    with local_log(log, names=MANIFESTS) as folder:
+        last = last_published(folder)
     if last < 0 or mapping.future is None:
         return 0
     return max(0, known_from(rules, last + rules.length) - duration_us(mapping.future))
@@ -90,12 +97,9 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
 def check_rules(mapping: EventMapping) -> PartitionRules:
     """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
-    values = {
-        name: getattr(rules, name) for name in ("length", "window", "late_window", "delay", "skew", "show")
-    }
-    values |= {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
+    values = vars(rules) | {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
     for name, value in values.items():
-        if value % _MILLISECOND:
+        if name not in ("labels", "overlap") and value % _MILLISECOND:
             raise InputError(f"mapping: a stream requires whole milliseconds; {name} is {value} us")
     return rules
 
@@ -103,21 +107,22 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share
-    of rejects counts a worker's latest events. When the watermark reaches the end of time, ``counts`` gets the
-    impressions that were read for each partition as JSON.
+    The mapping has its teacher pinned; all workers see the log, which was begun, under its path or address; the share
+    of rejects counts a worker's latest events. With ``counts`` the impressions that were read for each partition are
+    written when the watermark reaches the end of time.
     """
 
     def __init__(
-        self, mapping: EventMapping, log: Path, max_reject_share: float, counts: Path | None = None
+        self, mapping: EventMapping, log: Location, max_reject_share: float, counts: bool = False
     ) -> None:
         super().__init__()
-        self._mapping, self._log, self._max_reject_share = mapping, log, max_reject_share
-        self._counts = counts
+        self._mapping, self._log = mapping, log
+        self._max_reject_share, self._counts = max_reject_share, counts
 
     def expand(self, events: Any) -> Any:
         mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
-        last = last_published(log)
+        with local_log(log, names=MANIFESTS) as folder:
+            last = last_published(folder)
         length, offset = Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
         route = beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
         routed = events | "Prepare and route" >> route.with_outputs(_READ, main="parts")
@@ -133,8 +138,19 @@ class PublishStream(beam.PTransform[Any, Any]):
             | "By partition" >> beam.GroupByKey()
             | "Stage" >> beam.ParDo(_Stage(mapping, log)).with_outputs(_READ, main="staged")
         )
-        if self._counts is not None:
-            self._write_counts((routed[_READ], staged[_READ]))
+        if self._counts:
+            at_the_end = beam.WindowInto(
+                GlobalWindows(), trigger=AfterWatermark(), accumulation_mode=AccumulationMode.DISCARDING
+            )
+            read = enumerate((routed[_READ], staged[_READ]))
+            _ = (
+                [counts | f"To the end {number}" >> at_the_end for number, counts in read]
+                | "All counts" >> beam.Flatten()
+                | "By their partition" >> beam.CombinePerKey(sum)
+                | "Counts to one worker" >> beam.Map(lambda count: (b"", count))
+                | "At the end" >> beam.GroupByKey()
+                | "Write counts" >> beam.Map(_write_counts, log)
+            )
         return (
             staged.staged
             | "To one worker"
@@ -143,133 +159,106 @@ class PublishStream(beam.PTransform[Any, Any]):
             | "Publish" >> beam.ParDo(_Publish(mapping, log))
         )
 
-    def _write_counts(self, read: Sequence[Any]) -> None:
-        at_the_end = beam.WindowInto(
-            GlobalWindows(), trigger=AfterWatermark(), accumulation_mode=AccumulationMode.DISCARDING
-        )
-        windowed = [counts | f"To the end {number}" >> at_the_end for number, counts in enumerate(read)]
-        _ = (
-            windowed
-            | "All counts" >> beam.Flatten()
-            | "By their partition" >> beam.CombinePerKey(sum)
-            | "Counts to one worker" >> beam.Map(lambda count: (b"", count))
-            | "At the end" >> beam.GroupByKey()
-            | "Write counts" >> beam.Map(_write_counts, self._counts)
-        )
+
+def _write_counts(element: tuple[bytes, Iterable[tuple[int, int]]], location: Location) -> None:
+    with local_log(location) as log:
+        write_atomic_bytes(log / _COUNTS, json.dumps(dict(element[1])).encode())
 
 
-def _write_counts(element: tuple[bytes, Iterable[tuple[int, int]]], path: Path) -> None:
-    write_atomic_bytes(path, json.dumps(dict(element[1])).encode())
+class _Step(beam.DoFn):
+    def __init__(self, mapping: EventMapping, log: Location) -> None:
+        self._mapping, self._log, self._rules = mapping, log, partition_rules(mapping)
 
 
 @beam.typehints.with_output_types(int)
-class _Publish(beam.DoFn):
+class _Publish(_Step):
     # Publishes staged partitions; returns their starts.
 
-    def __init__(self, mapping: EventMapping, log: Path) -> None:
-        self._mapping, self._log = mapping, log
-
     def setup(self) -> None:
-        self._histories = Histories(self._log, self._mapping.feature_schema)
+        # There are none at an address.
+        self._histories = Histories(Path(self._log), self._mapping.feature_schema)
 
     def process(self, element: tuple[bytes, Iterable[tuple[int, bytes]]]) -> Iterator[int]:
-        for manifest in publish_staged(self._log, self._mapping, self._histories, element[1]):
-            yield manifest.start
+        staged = list(element[1])
+        with local_log(self._log, *(_manifest_name(self._rules, start) for start, _ in staged)) as log:
+            published = list(publish_staged(log, self._mapping, self._histories, staged))
+        yield from (manifest.start for manifest in published)
 
 
 # ---------------------------------------------------------------- from events to partitions
 
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
-class _Route(beam.DoFn):
-    # Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream.
+class _Route(_Step):
+    # Parses events, transforms features, and sends each partition the events that it needs: its begin, and a kind or
+    # ``EARLIER`` with its events as an Arrow stream.
 
-    def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
-        self._mapping, self._log, self._last = mapping, log, last
-        self._rules = partition_rules(mapping)
-        self._recent = RecentReports(max_reject_share)
+    def __init__(self, mapping: EventMapping, log: Location, last: int, max_reject_share: float) -> None:
+        super().__init__(mapping, log)
+        self._last, self._recent = last, RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
-        routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
+        with local_log(self._log) as log:
+            routed = route_chunk(self._mapping, log, report, element.chunk, stamps=element.stamps)
+            if report.rejected:
+                content = describe_rejects(report)
+                name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+                write_atomic_bytes(log / "rejects" / name, content)
         self._recent.add(report)
-        if report.rejected:
-            content = describe_rejects(report)
-            name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
-            write_atomic_bytes(self._log / "rejects" / name, content)
         self._recent.check()
+        parts = [(start, element.kind, table) for start, table in routed.items()]
         if element.kind == IMPRESSIONS:
+            for table in routed.values():
+                parts += self._candidates(table)
             for start, table in routed.items():
                 if start > self._last:
                     yield beam.pvalue.TaggedOutput(_READ, (start, table.num_rows))
-        for start, part in parts_of(self._rules, element.kind, routed):
+        for start, what, table in parts:
             if start > self._last:
                 last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
-                yield TimestampedValue((start, part), last_moment)
+                yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
+
+    def _candidates(self, impressions: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
+        """Yields ids and times for later partitions that may have clicks on these impressions."""
+        rules, candidates = self._rules, impressions.select(EARLIER_SCHEMA.names)
+        times = candidates.column("query_time").to_numpy()
+        reach = rules.lookback + rules.ahead
+        for ahead in range(1, -(-reach // rules.length) + 1):
+            starts = rules.start_of(times) + ahead * rules.length
+            there = times >= known_from(rules, starts)
+            parts = split_by_partition(candidates.filter(pa.array(there)), starts[there])
+            yield from ((start, EARLIER, part) for start, part in parts.items())
 
 
 @beam.typehints.with_output_types(tuple[int, bytes])
-class _Stage(beam.DoFn):
+class _Stage(_Step):
     # Stages a partition when its window fires; events that come after that are too late, and are written apart.
-
-    def __init__(self, mapping: EventMapping, log: Path) -> None:
-        self._mapping, self._log = mapping, log
 
     def process(
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
     ) -> Iterator[Any]:
         start, parts = element
-        tables = tables_of(parts)
+        tables: dict[str, list[pa.Table]] = {}
+        for what, content in parts:
+            with pa.ipc.open_stream(content) as reader:
+                tables.setdefault(what, []).append(reader.read_all())
         # A runner may fire once more, with nothing, when it forgets a window.
         if tables and pane.timing == PaneInfoTiming.LATE:
-            self._write_late(start, tables)
+            with local_log(self._log) as log:
+                for kind, table in ((k, table) for k in self._mapping.kinds for table in tables.get(k, [])):
+                    if kind != IMPRESSIONS:
+                        # Other partitions than its own get the same click too.
+                        at_home = self._rules.home_of(table.column("time").to_numpy()) == start
+                        table = table.filter(pa.array(np.asarray(at_home)))
+                    if table.num_rows:
+                        write_late(log, kind, table)
             late = sum(table.num_rows for table in tables.get(IMPRESSIONS, []))
             yield beam.pvalue.TaggedOutput(_READ, (start, -late))
         elif tables:
-            yield start, stage_events(self._log, self._mapping, start, tables)
-
-    def _write_late(self, start: int, tables: dict[str, list[pa.Table]]) -> None:
-        rules = partition_rules(self._mapping)
-        for kind in self._mapping.kinds:
-            for table in tables.get(kind, []):
-                if kind != IMPRESSIONS:
-                    # Other partitions than its own get the same click too.
-                    at_home = rules.home_of(table.column("time").to_numpy()) == start
-                    table = table.filter(pa.array(np.asarray(at_home)))
-                if table.num_rows:
-                    write_late(self._log, kind, table)
-
-
-# Message from the worker that reads events to the one that joins their partition: the partition's begin, and a kind or
-# ``EARLIER`` with its events as an Arrow stream.
-Part = tuple[int, tuple[str, bytes]]
-
-
-def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    """Makes the elements of events that ``route_chunk`` has split, for all partitions that need them."""
-    for start, table in routed.items():
-        yield start, (kind, _to_bytes(table))
-    # Ids and times for later partitions that may have clicks on these impressions.
-    for table in routed.values() if kind == IMPRESSIONS else ():
-        candidates = table.select(EARLIER_SCHEMA.names)
-        times = candidates.column("query_time").to_numpy()
-        begins = rules.start_of(times)
-        reach = rules.lookback + rules.ahead
-        for ahead in range(1, -(-reach // rules.length) + 1):
-            starts = begins + ahead * rules.length
-            there = times >= known_from(rules, starts)
-            parts = split_by_partition(candidates.filter(pa.array(there)), starts[there])
-            for start, part in parts.items():
-                yield start, (EARLIER, _to_bytes(part))
-
-
-def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
-    """Reads a partition's events into the tables that ``stage_events`` takes."""
-    tables: dict[str, list[pa.Table]] = {}
-    for what, content in parts:
-        with pa.ipc.open_stream(content) as reader:
-            tables.setdefault(what, []).append(reader.read_all())
-    return tables
+            with local_log(self._log, "schema.json", _manifest_name(self._rules, start)) as log:
+                manifest = stage_events(log, self._mapping, start, tables)
+            yield start, manifest
 
 
 def _to_bytes(table: pa.Table) -> bytes:
@@ -281,7 +270,7 @@ def _to_bytes(table: pa.Table) -> bytes:
 
 def stream_events(
     mapping: EventMapping,
-    log: Path,
+    log: Location,
     source: Callable[[EventMapping], Any],
     options: PipelineOptions,
     max_reject_share: float = 0.01,
@@ -292,7 +281,7 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
+    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
     source ends by itself. Raises InputError: a runner that cannot do it, another mapping's log, or too many rejects.
     """
     if runs_in_this_process(options) and not drain:
@@ -301,63 +290,75 @@ def stream_events(
             "--drain; without one, --follow does the same on this machine"
         )
     check_rules(mapping)
-    mapping = with_pinned_teacher(mapping, log)
-    events = source(mapping)
-    begin_log(log, mapping)
-    counts = log / ".stream-counts.json"
-    counts.unlink(missing_ok=True)
-    publish = PublishStream(mapping, log, max_reject_share, counts if drain else None)
+    if isinstance(log, str) and mapping.feature_schema.histories:
+        raise InputError(
+            f"{log}: histories are made of earlier partitions, which must be on the workers' own file system; "
+            "allowed: a path, or a mapping without histories"
+        )
+    with local_log(log, "schema.json", MAPPING_FILE, RECORD, _COUNTS, names=MANIFESTS) as folder:
+        mapping = with_pinned_teacher(mapping, folder)
+        events = source(mapping)
+        if isinstance(log, str) and not any(folder.iterdir()) and (names := match_files(log, ["**"], 1)):
+            raise InputError(
+                f"{log} is neither empty nor an example log (it holds {min(names)})",
+                "use another output directory",
+            )
+        begin_log(folder, mapping)
+        (folder / _COUNTS).unlink(missing_ok=True)
+    publish = PublishStream(mapping, log, max_reject_share, drain)
     run_pipeline(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
     if drain and stop() is None:
-        _check_nothing_lost(log, partition_rules(mapping).length, counts)
+        _check_nothing_lost(log, partition_rules(mapping))
 
 
-def _check_nothing_lost(log: Path, length: int, counts: Path) -> None:
+def _manifest_name(rules: PartitionRules, start: int) -> str:
+    return f"manifests/{partition_name(start, start + rules.length)}.json"
+
+
+def _check_nothing_lost(location: Location, rules: PartitionRules) -> None:
     """Raises InputError if a drained job did not publish all impressions that it has read for a partition."""
-    # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
-    read = json.loads(counts.read_bytes()) if counts.is_file() else {}
-    counts.unlink(missing_ok=True)
-    published = dict.fromkeys(read, 0)
-    for start in read:  # by name: a listing may be old
-        path = log / "manifests" / f"{partition_name(int(start), int(start) + length)}.json"
-        if path.is_file():
-            published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
+    with local_log(location, _COUNTS, MANIFESTS) as log:
+        # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
+        read = json.loads((log / _COUNTS).read_bytes()) if (log / _COUNTS).is_file() else {}
+        published = dict.fromkeys(read, 0)
+        for start in read:  # by name: a listing may be old
+            path = log / _manifest_name(rules, int(start))
+            if path.is_file():
+                published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
+        (log / _COUNTS).unlink(missing_ok=True)
     if lost := [start for start, count in read.items() if count > published[start]]:
         raise InputError(
-            f"{log}: the runner lost events: {sum(read.values())} impressions were read for partitions that had not "
-            f"been published, but {sum(published.values())} are in them; {len(lost)} partitions are incomplete or "
+            f"{location}: the runner lost events: {sum(read.values())} impressions were read for partitions that had "
+            f"not been published, but {sum(published.values())} are in them; {len(lost)} partitions are incomplete or "
             "missing; use another runner and another output directory"
         )
-
-
-_FLINK = ("FlinkRunner", "PortableRunner")
-_CHECKPOINTING = "--checkpointing_interval"
-
-_WITH_CHECKPOINTS = {
-    # Without it the output of a bundle that a checkpoint ends waits for the next bundle, which may never come.
-    "--finish_bundle_before_checkpointing": "",
-    # By default Flink restarts a failing job forever.
-    "--number_of_execution_retries": "=3",
-}
-# How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without these sources
-# the watermark of Kafka no longer moves; with them a job that has read everything does not end.
-_SOURCES_STAY = "--shutdown_sources_after_idle_ms"
-_FOR_EVER = 2**63 - 1
-# A watermark moves when a bundle ends, so that partitions are published this much late; by default a second.
-_ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
 def streaming_options(text: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
     arguments = split_beam_options(text)
     options = read_beam_options(arguments)
-    if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _FLINK:
+    if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in ("FlinkRunner", "PortableRunner"):
         names = {argument.partition("=")[0] for argument in arguments}
-        stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
-        needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
+        needed = {
+            # A watermark moves when a bundle ends: partitions are published this much late; by default a second.
+            "--max_bundle_time_mills": "=100",
+            # How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without
+            # these sources the watermark of Kafka no longer moves; with them a job that has read everything does not
+            # end.
+            "--shutdown_sources_after_idle_ms": f"={1 if drain else 2**63 - 1}",
+        }
+        if "--checkpointing_interval" in names:
+            needed |= {
+                # Without it the output of a bundle that a checkpoint ends waits for the next one, which may never come.
+                "--finish_bundle_before_checkpointing": "",
+                # By default Flink restarts a failing job forever.
+                "--number_of_execution_retries": "=3",
+            }
         added = [name + value for name, value in needed.items() if name not in names]
         options = read_beam_options([*arguments, *added])
     options.view_as(StandardOptions).streaming = True
+    FileSystems.set_options(options)
     return options
 
 

@@ -78,43 +78,44 @@ def prepare(
     An arrival earlier than ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose
     type cannot be read rejects each row.
     """
+    source = mapping.sources[kind]
+    verdict = Verdict(chunk)
     try:
-        return _prepare(mapping, kind, chunk, before, clock_us, stamps)
+        columns = checked_columns(chunk, (), verdict)
+        _refuse_large(columns, mapping.largest_value, verdict)
+        times = _read_times(mapping, source, columns, verdict, before, stamps)
+        ids = read_ids(source.impression_id, "impression_id", columns, verdict)
+        arrival = np.maximum(times.get("arrival", times["time"]), clock_us)
+        if kind != IMPRESSIONS:
+            table = pa.table(
+                {"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA
+            )
+            return table.filter(pa.array(verdict.good)), verdict.rejects
+        weight = read_weights(mapping.impressions.weight, columns, verdict)
+        keys = {
+            "query_time": times["time"],
+            "timestamp": times.get("timestamp", times["time"]),
+            "query_id": read_ids(mapping.impressions.query_id, "query_id", columns, verdict),
+            "example_id": ids,
+            "label": np.zeros(len(ids), np.int8),
+            "train_weight": weight,
+            "metric_weight": weight,
+            **{label_column(name): np.zeros(len(ids), np.int8) for name in mapping.labels},
+        }
+        schema = mapping.feature_schema
+        add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
+        check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
+        key_table, features = pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})
+        if not verdict.good.all():
+            key_table, features = (table.filter(pa.array(verdict.good)) for table in (key_table, features))
+        table = pack_table(schema, key_table, features, tuple(value_columns(schema, mapping.keep_values)))
+        table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
+        return table, verdict.rejects
     except (InputError, pa.ArrowException) as error:
         why = " ".join(str(error).split())
         rows = chunk.rows.tolist()
         refused = [make_reject(chunk.file, row, "events", "unreadable", None, why) for row in rows]
-        return empty(kind, mapping), [*chunk.rejects, *refused]
-
-
-def _prepare(
-    mapping: EventMapping, kind: Kind, chunk: Chunk, before: int, clock_us: int, stamps: np.ndarray | None
-) -> tuple[pa.Table, list[Reject]]:
-    source = mapping.sources[kind]
-    verdict = Verdict(chunk)
-    columns = checked_columns(chunk, (), verdict)
-    _refuse_large(columns, mapping.largest_value, verdict)
-    times = _read_times(mapping, source, columns, verdict, before, stamps)
-    ids = read_ids(source.impression_id, "impression_id", columns, verdict)
-    arrival = np.maximum(_arrival(times), clock_us)
-    if kind != IMPRESSIONS:
-        table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
-        table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
-        return table, verdict.rejects
-    weight = read_weights(mapping.impressions.weight, columns, verdict)
-    keys = {
-        "query_time": times["time"],
-        "timestamp": times.get("timestamp", times["time"]),
-        "query_id": read_ids(mapping.impressions.query_id, "query_id", columns, verdict),
-        "example_id": ids,
-        "label": np.zeros(len(ids), np.int8),
-        "train_weight": weight,
-        "metric_weight": weight,
-        **{label_column(name): np.zeros(len(ids), np.int8) for name in mapping.labels},
-    }
-    table = _pack(mapping, keys, columns, verdict)
-    table = table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[verdict.good]])
-    return table, verdict.rejects
+        return concat_events(kind, mapping, ()), [*chunk.rejects, *refused]
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tuple[int, int] | None:
@@ -130,7 +131,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tu
         times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, before, None)
     except (InputError, pa.ArrowException):
         return None
-    arrival = _arrival(times)[verdict.good]
+    arrival = times.get("arrival", times["time"])[verdict.good]
     return (int(arrival.min()), last_arrival(mapping, arrival, before)) if len(arrival) else None
 
 
@@ -152,10 +153,6 @@ def _horizon(mapping: EventMapping, arrival: np.ndarray, before: int) -> tuple[i
     return high + future, high + max(future, DAY_US, 10 * (high - low))
 
 
-def _arrival(times: dict[str, np.ndarray]) -> np.ndarray:
-    return times.get("arrival", times["time"])
-
-
 def _read_times(
     mapping: EventMapping,
     source: EventSource,
@@ -165,7 +162,24 @@ def _read_times(
     stamps: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
-    _refuse_future(mapping, source, times, columns, verdict, before, stamps)
+    # One wrong clock must not close partitions before their events are there.
+    if mapping.future is not None:
+        future, allowed = duration_us(mapping.future), f"at most {mapping.future} ahead"
+        key = "arrival" if "arrival" in times else "time"
+        column = columns[source.times[key].column or ""]
+        if stamps is not None:
+            verdict.refuse(
+                times[key] > stamps + future, key, "in the future", column, f"{allowed} of its record"
+            )
+        else:
+            latest = _horizon(mapping, times[key][verdict.good], before)[1]
+            until = f"up to {format_time(latest)}, by the events beside it"
+            verdict.refuse(times[key] > latest, key, "in the future", column, until)
+        if "arrival" in times:
+            column = columns[source.time.column or ""]
+            verdict.refuse(
+                times["time"] > times["arrival"] + future, "time", "after its arrival", column, allowed
+            )
     if "timestamp" in times:
         column = columns[source.times["timestamp"].column or ""]
         after, show, skew = times["timestamp"] - times["time"], mapping.show_window_us, mapping.clock_skew_us
@@ -174,17 +188,6 @@ def _read_times(
         allowed = f"at most {mapping.clock_skew or '0s'} before the query (clock_skew)"
         verdict.refuse(after < -skew, "timestamp", "shown before its query", column, allowed)
     return times
-
-
-def _pack(mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict) -> pa.Table:
-    schema = mapping.feature_schema
-    add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
-    check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
-    tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
-    if not verdict.good.all():
-        tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    names = tuple(value_columns(schema, mapping.keep_values))
-    return pack_table(schema, tables[0], tables[1], names)
 
 
 def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
@@ -196,8 +199,8 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
         else:
             continue
         if (lengths > limit).any():
-            shown = pa.array([f"{length} bytes" for length in lengths])
-            verdict.refuse(lengths > limit, name, "too large", shown, f"at most {limit} bytes")
+            sizes = pa.array([f"{length} bytes" for length in lengths])
+            verdict.refuse(lengths > limit, name, "too large", sizes, f"at most {limit} bytes")
 
 
 def _list_sizes(column: pa.Array) -> np.ndarray:
@@ -211,49 +214,14 @@ def _list_sizes(column: pa.Array) -> np.ndarray:
     return np.maximum(counts, np.bincount(parents, lengths, len(column)).astype(np.int64))
 
 
-def _refuse_future(
-    mapping: EventMapping,
-    source: EventSource,
-    times: dict[str, np.ndarray],
-    columns: Columns,
-    verdict: Verdict,
-    before: int,
-    stamps: np.ndarray | None,
-) -> None:
-    """Rejects events of the future: one wrong clock must not close partitions before their events are there."""
-    if mapping.future is None:
-        return
-    future = duration_us(mapping.future)
-    allowed = f"at most {mapping.future} ahead"
-    key = "arrival" if "arrival" in times else "time"
-    column = columns[source.times[key].column or ""]
-    if stamps is not None:
-        verdict.refuse(times[key] > stamps + future, key, "in the future", column, f"{allowed} of its record")
-    else:
-        latest = _horizon(mapping, times[key][verdict.good], before)[1]
-        shown = f"up to {format_time(latest)}, by the events beside it"
-        verdict.refuse(times[key] > latest, key, "in the future", column, shown)
-    if "arrival" in times:
-        column = columns[source.time.column or ""]
-        ahead = times["time"] > times["arrival"] + future
-        verdict.refuse(ahead, "time", "after its arrival", column, allowed)
-
-
-def empty(kind: str, mapping: EventMapping) -> pa.Table:
-    """Makes a table without events."""
-    return (impression_schema(mapping) if kind == IMPRESSIONS else CLICK_SCHEMA).empty_table()
-
-
-def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
+def concat_events(what: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenates events of a kind, or ``EARLIER``."""
-    first = EARLIER_SCHEMA.empty_table() if what == EARLIER else empty(what, mapping)
-    return pa.concat_tables([first, *tables])
+    schema = {IMPRESSIONS: impression_schema(mapping), EARLIER: EARLIER_SCHEMA}.get(what, CLICK_SCHEMA)
+    return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:
     """Returns the raw columns that events of a kind must have, each once."""
-    return (
-        mapping.raw_columns
-        if kind == IMPRESSIONS
-        else tuple(dict.fromkeys(mapping.sources[kind].key_columns))
-    )
+    if kind == IMPRESSIONS:
+        return mapping.raw_columns
+    return tuple(dict.fromkeys(mapping.sources[kind].key_columns))

@@ -1,9 +1,6 @@
-"""Clicks that no example has, and the skew, window or delay with which it would: what a job says at its end.
+"""Clicks, or events of a label, that no example has, and the skew, window or delay with which it would have them."""
 
-The same of the events of each further label.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,68 +35,52 @@ def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
     and after. The events of each label are judged as clicks are.
     """
     manifests, rules = read_manifests(log), partition_rules(mapping)
-    return [line for kind in rules.windows for line in _warnings(mapping, rules, kind, log, manifests)]
+    warnings = []
+    for kind in rules.windows:
+        recent: list[Manifest] = []
+        recent_clicks = 0
+        for manifest in manifests[: -_RECENT_PARTITIONS - 1 : -1]:
+            if recent_clicks >= _RECENT_CLICKS:
+                break
+            recent.append(manifest)
+            recent_clicks += manifest.counters.get(kind, 0)
+        counters = sum_counters(recent)
+        clicks = sum(counters.get(name, 0) for name in fate_counters(kind))
+        early, late, orphans = (counters.get(f"{name}_{kind}", 0) for name in ("early", "late", "orphan"))
+        if early + late + orphans > _SHARE * clicks:
+            noun = kind if kind == CLICKS else f"events of {kind}"
+            fates = f"{early} of {clicks} {noun} are early, which matches, {late} late, {orphans} orphans"
+            reach = max(rules.lookback, DAY_US)
+            near = [manifest for manifest in manifests if manifest.end > recent[-1].start - reach]
+            shards = [log / "shards" / shard.file for manifest in near for shard in manifest.shards]
+            unmatched = _read([unmatched_path(log, manifest, kind) for manifest in recent], CLICK_SCHEMA)
+            warnings.append("; ".join([fates, *_would_match(mapping, rules, kind, unmatched, shards)]))
+    return warnings
 
 
-def _warnings(
-    mapping: EventMapping, rules: PartitionRules, kind: Kind, log: Path, manifests: Sequence[Manifest]
-) -> list[str]:
-    chosen: list[Manifest] = []
-    recent_clicks = 0
-    for manifest in manifests[: -_RECENT_PARTITIONS - 1 : -1]:
-        if recent_clicks >= _RECENT_CLICKS:
-            break
-        chosen.append(manifest)
-        recent_clicks += manifest.counters.get(kind, 0)
-    counters = sum_counters(chosen)
-    clicks = sum(counters.get(name, 0) for name in fate_counters(kind))
-    early, late, orphans = (counters.get(f"{name}_{kind}", 0) for name in ("early", "late", "orphan"))
-    if early + late + orphans <= _SHARE * clicks:
-        return []
-    reach = max(rules.lookback, DAY_US)
-    near = [manifest for manifest in manifests if manifest.end > chosen[-1].start - reach]
-    unmatched = [_read(unmatched_path(log, manifest, kind), CLICK_SCHEMA.names) for manifest in chosen]
-    helped = _would_match(
-        mapping, rules, kind, log, near, [table for table in unmatched if table is not None]
-    )
-    noun = kind if kind == CLICKS else f"events of {kind}"
-    said = f"{early} of {clicks} {noun} are early, which matches, {late} late, {orphans} orphans"
-    return ["; ".join([said, *helped])]
-
-
-def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
-    return pq.read_table(path, columns=list(columns)) if path.is_file() else None
+def _read(paths: Iterable[Path], schema: pa.Schema) -> pa.Table:
+    tables = (pq.read_table(path, columns=schema.names) for path in paths if path.is_file())
+    return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def _would_match(
-    mapping: EventMapping,
-    rules: PartitionRules,
-    kind: Kind,
-    log: Path,
-    near: Sequence[Manifest],
-    unmatched: Sequence[pa.Table],
+    mapping: EventMapping, rules: PartitionRules, kind: Kind, unmatched: pa.Table, shards: Iterable[Path]
 ) -> Iterator[str]:
     """Yields texts: the clicks that a longer skew, window or delay would match, and clicks without an impression."""
-    ids, times, arrival = (
-        np.concatenate([np.zeros(0, np.int64), *(table.column(name).to_numpy() for table in unmatched)])
-        for name in CLICK_SCHEMA.names
-    )
-    tables = []
-    for file in (shard.file for manifest in near for shard in manifest.shards):
-        table = _read(log / "shards" / file, EARLIER_SCHEMA.names)
-        if table is not None:
-            tables.append(table.filter(pa.array(np.isin(table.column("example_id").to_numpy(), ids))))
-    if not any(table.num_rows for table in tables):
+    ids, times, arrival = (unmatched.column(name).to_numpy() for name in CLICK_SCHEMA.names)
+    # One shard after the other, as most impressions have no such click.
+    tables = (_read([path], EARLIER_SCHEMA) for path in shards)
+    tables = (table.filter(pa.array(np.isin(table.column(0).to_numpy(), ids))) for table in tables)
+    clicked = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *tables])
+    if not clicked.num_rows:
         if len(ids):
             yield f"{len(ids)} have no impression in the log"
         return
-    shown_ids, asked, shown = (
-        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in EARLIER_SCHEMA.names
-    )
+    shown_ids, asked, shown_at = (clicked.column(name).to_numpy() for name in EARLIER_SCHEMA.names)
     order = np.argsort(shown_ids, kind="stable")
     indices = order[np.minimum(np.searchsorted(shown_ids[order], ids), len(order) - 1)]
     there = shown_ids[indices] == ids
-    after = times - shown[indices]
+    after = times - shown_at[indices]
     waited = arrival - (rules.closes_at(rules.start_of(asked[indices])) - rules.delay)
     before, behind = there & (after < -rules.skew), there & (after > rules.windows[kind][0])
     window = (

@@ -24,7 +24,7 @@ from ctr.cli import main
 from ctr.pipelines.beam import read_beam_options
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.stream import PublishStream, streaming_options
-from ctr.pipelines.events.stream_files import EventsInFolders
+from ctr.pipelines.events.stream_sources import EventsInFolders
 
 IMAGE = "registry.example/ctr-beam:1"
 

@@ -21,10 +21,10 @@ from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
-from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings
-from ctr.pipelines.events.kafka import EventsInKafka, _Gather, kafka_options
+from ctr.pipelines.events.drivers import EventOptions, FollowSettings
 from ctr.pipelines.events.publish import stage_events
 from ctr.pipelines.events.stream import check_rules, streaming_options
+from ctr.pipelines.events.stream_sources import EventsInKafka, _Gather
 
 EVENTS = event_files.draw_events(40)
 
@@ -42,19 +42,17 @@ def call(tmp_path):
     return run
 
 
-def test_the_batch_tells_what_became_of_the_events(call, tmp_path, capsys):
+def test_what_became_of_the_events_is_told_as_text_and_as_json(call, tmp_path, capsys):
     assert call() == 0
     reported = capsys.readouterr().out
-    rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
+    manifests = read_manifests(tmp_path / "log")
+    rows = sum(manifest.rows for manifest in manifests)
     assert f"{rows} examples, " in reported
     assert f"{len(EVENTS['impressions'])} impressions read" in reported
-
-
-def test_the_result_as_json(call, tmp_path, capsys):
+    (tmp_path / "log").rename(tmp_path / "batch")
     assert call("--follow", "--drain", "--poll", "0.1", "--idle-timeout", "5", "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    manifests = read_manifests(tmp_path / "log")
-    assert result["rows"] == sum(manifest.rows for manifest in manifests) > 0
+    assert result["rows"] == rows > 0
     assert result["counts"]["clicks"]["read"] == len(EVENTS["clicks"])
     assert (result["published"], result["pending"]) == (len(manifests), 0)
 
@@ -172,14 +170,17 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
     sale = {**event_files.content()["clicks"], "window": "70001us"}
     with pytest.raises(InputError, match="whole milliseconds; the window of sale is 70001 us"):
         check_rules(event_files.mapping(labels={"sale": sale}))
-    assert kafka_options(["a=b", "c=d=e", "f="]) == {"a": "b", "c": "d=e", "f": ""}
+    read = {"out": Path("log"), "mapping": Path("mapping.yaml"), "kafka": "h:1"}
+    topical = event_files.mapping(impressions={"topic": "shown"}, clicks={"topic": "clicked"})
+    source = EventsInKafka(topical, EventOptions(**read, kafka_option=("a=b", "c=d=e", "f=")))
+    assert source._consumer.items() >= {"bootstrap.servers": "h:1", "a": "b", "c": "d=e", "f": ""}.items()
     for wrong in ("a", "=b"):
-        with pytest.raises(InputError, match="KEY=VALUE is required"):
-            kafka_options([wrong])
+        with pytest.raises(InputError, match=f"--kafka-option {wrong}: KEY=VALUE is required"):
+            EventsInKafka(topical, EventOptions(**read, kafka_option=("a=b", wrong)))
     topics = "topic: required for all of impressions, clicks, sale to read from Kafka"
     without = event_files.mapping(labels={"sale": {**sale, "window": "1h"}})
     with pytest.raises(InputError, match=topics):
-        EventsInKafka(without, KafkaSettings("h:1", "h:2"))
+        EventsInKafka(without, EventOptions(**read))
 
 
 def test_records_of_one_topic_are_read_by_a_column_that_tells_the_kinds_apart():

@@ -224,19 +224,9 @@ def test_unmatched_events_are_judged_by_a_thousand_partitions_at_most(tmp_path, 
 
     def warned(place: int) -> list[str]:
         """The only orphan is in the partition ``place``, counted from the latest."""
-        manifests = [
-            Manifest(
-                start=hour * number,
-                end=hour * (number + 1),
-                schema_version="",
-                rows=0,
-                queries=0,
-                clicks=0,
-                shards=(),
-                counters={},
-            )
-            for number in range(1_500)
-        ]
+        empty = {"schema_version": "", "shards": (), **dict.fromkeys(("rows", "queries", "clicks"), 0)}
+        starts = range(0, 1_500 * hour, hour)
+        manifests = [Manifest(start=start, end=start + hour, counters={}, **empty) for start in starts]
         manifests[-1 - place].counters.update(sale=1, orphan_sale=1)
         monkeypatch.setattr("ctr.pipelines.events.unmatched.read_manifests", lambda log: manifests)
         return unmatched_warnings(mapping, tmp_path)

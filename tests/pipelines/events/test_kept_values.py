@@ -1,9 +1,6 @@
 """Dictionaries of the values of events: those of the published examples, in the same bytes however the events came."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 import event_files
 from ctr.data.kept_values import FOLDER, read_values
@@ -22,27 +19,6 @@ KEPT = ("own", "labels", "own_labels")
 DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
 
-def make_mapping(**changes: Any) -> Any:
-    return event_files.mapping(**{"features": FEATURES, "keep_values": KEPT, **changes})
-
-
-@pytest.fixture(scope="module")
-def events():
-    return event_files.draw_events(150)
-
-
-@pytest.fixture(scope="module")
-def folder(events, tmp_path_factory):
-    return event_files.write_events(tmp_path_factory.mktemp("events"), events)
-
-
-@pytest.fixture(scope="module")
-def log(folder, tmp_path_factory):
-    log = tmp_path_factory.mktemp("log") / "log"
-    ingest_events(make_mapping(), [folder], log, max_reject_share=0)
-    return log
-
-
 def values_of(event: dict[str, Any]) -> dict[str, list[str]]:
     """What the ids of an event stand for, in plain Python."""
     color, tags = event["color"], (event["tags"] or [])[:3]
@@ -53,20 +29,19 @@ def values_of(event: dict[str, Any]) -> dict[str, list[str]]:
     }
 
 
-def check_values(log: Path, events: Any) -> int:
-    """Checks that ids stand for the values of their events; returns how many examples there are."""
+def test_values_are_those_of_the_events(tmp_path):
+    events, log = event_files.draw_events(150), tmp_path / "log"
+    folder = event_files.write_events(tmp_path / "events", events)
+    mapping = event_files.mapping(features=FEATURES, keep_values=KEPT)
+    ingest_events(mapping, [folder], log, max_reject_share=0)
     ids = ids_of_rows(log)
-    kept = read_values(log, {name: {one for found in ids.values() for one in found[name]} for name in KEPT})
-    for example, found in ids.items():
+    assert len(ids) > 100
+    kept = read_values(log, {name: {number for row in ids.values() for number in row[name]} for name in KEPT})
+    for example, row in ids.items():
         # Of the impressions with one id the first one stays, unless it came too late.
         shown = [event for event in events["impressions"] if event["impression_id"] == example]
-        values = {name: [kept[name][one] for one in found[name]] for name in KEPT}
+        values = {name: [kept[name][number] for number in row[name]] for name in KEPT}
         assert values in [values_of(event) for event in shown]
-    return len(ids)
-
-
-def test_values_are_those_of_the_events(events, log):
-    assert check_values(log, events) > 100
 
 
 def test_every_driver_gives_the_same_values_in_any_order(tmp_path):

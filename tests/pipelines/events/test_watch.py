@@ -141,12 +141,12 @@ def test_a_kind_that_is_silent_for_long_holds_nothing_back(kind, tmp_path):
 def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files, tmp_path, monkeypatch):
     folder, log = tmp_path / "events", tmp_path / "log"
     changed_later, changed_now, vanished = files[0], files[2], files[3][0]
-    chunks, read_unit = follow_module._chunks, follow_module.read_unit
+    chunks, read_unit = follow_module._Job._chunks, follow_module.read_unit
 
-    def chunks_or_vanish(unit: Any, *given: Any) -> Any:
+    def chunks_or_vanish(job: Any, unit: Any, report: UnitReport) -> Any:
         if unit.name == vanished:
             unit.path.unlink()
-        return chunks(unit, *given)
+        return chunks(job, unit, report)
 
     def read_and_add(mapping: EventMapping, unit: Any) -> Any:
         yield from read_unit(mapping, unit)
@@ -154,7 +154,7 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
             with unit.path.open("ab") as file:
                 file.write(b"{}\n")
 
-    monkeypatch.setattr(follow_module, "_chunks", chunks_or_vanish)
+    monkeypatch.setattr(follow_module._Job, "_chunks", chunks_or_vanish)
     monkeypatch.setattr(follow_module, "read_unit", read_and_add)
     name, data = changed_later
     damaged = ("impressions/9.jsonl.gz", b"no gzip")

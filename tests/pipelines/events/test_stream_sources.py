@@ -13,7 +13,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.read import ReadSoFar
-from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles
+from ctr.pipelines.events.stream_sources import EventsInFolders, FilesTracker, FollowFiles
 from event_files import click, encode, impression, labels, mapping, microseconds, run_stream
 from raw_logs import read_rejects
 
