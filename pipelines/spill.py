@@ -28,15 +28,15 @@ def spill_folder(log: Path) -> Iterator[Path]:
     make_folder(log)
     # The log's own lock is held only while folders are listed and made, so that no other process finds a folder
     # that is made but not yet locked.
-    with ExitStack() as held:
+    with ExitStack() as locks:
         with hold(log):
             for left in log.glob(f"{_PREFIX}*"):
                 # Except folders that a living process holds, or has just removed.
                 with suppress(InputError, FileNotFoundError), hold(left, "in use"):
                     shutil.rmtree(left, ignore_errors=True)
-            made = TemporaryDirectory(prefix=_PREFIX, dir=log, ignore_cleanup_errors=True)
-            folder = Path(held.enter_context(made))
-            held.enter_context(hold(folder))
+            temporary = TemporaryDirectory(prefix=_PREFIX, dir=log, ignore_cleanup_errors=True)
+            folder = Path(locks.enter_context(temporary))
+            locks.enter_context(hold(folder))
         with naming(folder):
             yield folder
 

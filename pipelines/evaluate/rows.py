@@ -241,8 +241,8 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1,
         if not good.all():
             row = int(np.argmin(good))
             got = "null" if values is None else values[row]  # type: ignore[index]
-            shown = f"{name}_{outcome}" if outcome and name in ("logit", "label") else name
-            raise InputError(f"{where} row {first_row + row}: {shown} must be {allowed}, got {got}")
+            column_name = f"{name}_{outcome}" if outcome and name in ("logit", "label") else name
+            raise InputError(f"{where} row {first_row + row}: {column_name} must be {allowed}, got {got}")
 
     for name in (*_KEYS, *(_LABELS if labeled else ())):
         column = table.column(name)
@@ -283,10 +283,10 @@ def gather(pieces: Iterable[Piece]) -> Rows:
     if len(repeats):
         example_id = repeats[0]
         counts = [(source, int((part["example_id"] == example_id).sum())) for source, part in held]
-        places = [source for source, count in counts for _ in range(count)]
+        sources = [source for source, count in counts for _ in range(count)]
         raise InputError(
-            f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
-            + (f", also in {max(places)}" if max(places) != min(places) else "")
+            f"{min(sources)}: example_id {example_id} appears in the predictions {len(sources)} times"
+            + (f", also in {max(sources)}" if max(sources) != min(sources) else "")
             + "; allowed: each example once"
         )
     return rows

@@ -12,7 +12,7 @@ from ctr.data.ids.arrow import is_text, spell_array, string_ids
 from ctr.data.ids.rules import SPACES
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.time_formats import TimeFormat, time_format
+from ctr.data.time_formats import time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64
 
@@ -54,6 +54,14 @@ def is_text_or_number(kind: pa.DataType) -> bool:
     return is_text(kind) or number or types.is_boolean(kind) or types.is_null(kind)
 
 
+def is_missing(column: pa.Array, is_nan_missing: bool = False) -> np.ndarray:
+    """Returns [N] bool: whether a value is null or an empty text, or else NaN."""
+    missing: np.ndarray = column.is_null(nan_is_null=is_nan_missing).to_numpy(zero_copy_only=False)
+    if is_text(column.type):
+        missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
+    return missing
+
+
 def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, Bad]:
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
@@ -64,26 +72,27 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
         return convert(values), np.zeros(len(values), bool)
     except pa.ArrowInvalid:
         encoded = values.dictionary_encode()
-    pieces, refused = _convert_halves(encoded.dictionary, convert)
-    kind = convert(values.slice(0, 0)).type
-    distinct = pa.concat_arrays([piece.cast(kind) for piece in pieces])
-    bad = np.array(refused)[pc.fill_null(encoded.indices, 0).to_numpy()]
-    bad &= encoded.indices.is_valid().to_numpy(zero_copy_only=False)
-    return distinct.take(encoded.indices), bad
+    refused = np.zeros(len(encoded.dictionary), bool)
+    pieces = [convert(values.slice(0, 0))]
+    parts = [(0, len(refused))]
+    while parts:
+        begin, end = parts.pop()
+        try:
+            pieces.append(convert(encoded.dictionary.slice(begin, end - begin)))
+        except pa.ArrowInvalid:
+            half = (begin + end) // 2
+            if half > begin:
+                parts += [(half, end), (begin, half)]
+            else:
+                refused[begin] = True
+                pieces.append(pa.nulls(1, pieces[0].type))
+    return pa.concat_arrays(pieces).take(encoded.indices), _rows_of(refused, encoded)
 
 
-def _convert_halves(
-    values: pa.Array, convert: Callable[[pa.Array], pa.Array]
-) -> tuple[list[pa.Array], list[bool]]:
-    try:
-        return [convert(values)], [False] * len(values)
-    except pa.ArrowInvalid:
-        if len(values) == 1:
-            return [pa.nulls(1)], [True]
-    half = len(values) // 2
-    first, first_refused = _convert_halves(values.slice(0, half), convert)
-    second, second_refused = _convert_halves(values.slice(half), convert)
-    return first + second, first_refused + second_refused
+def _rows_of(bad_values: np.ndarray, encoded: pa.DictionaryArray) -> Bad:
+    """Returns the rows whose value is bad: [N] bool, of [U] bool for the values of a dictionary."""
+    bad = bad_values[pc.fill_null(encoded.indices, 0).to_numpy()]
+    return bad & encoded.indices.is_valid().to_numpy(zero_copy_only=False)
 
 
 def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
@@ -117,8 +126,7 @@ def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
     checked = pa.DictionaryArray.from_arrays(column.indices, values)
     if not bad_values.any():
         return checked, np.zeros(len(column), bool)
-    bad = bad_values[pc.fill_null(column.indices, 0).to_numpy()]
-    return checked, bad & column.indices.is_valid().to_numpy(zero_copy_only=False)
+    return checked, _rows_of(bad_values, column)
 
 
 def show_bytes(column: pa.Array) -> pa.Array:
@@ -202,8 +210,9 @@ def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
         parsed, bad = _times_by_iso(column.cast(pa.string()), time)
     else:
         assert time.format is not None
-        parsed, bad = _times_by_format(column.cast(pa.string()), time_format(time.format))
-        parsed, bad = _in_zone(parsed, bad, time)
+        encoded = column.cast(pa.string()).dictionary_encode()
+        distinct = time_format(time.format).read_all(encoded.dictionary.to_pylist())
+        parsed, bad = _in_zone(distinct.take(encoded.indices), np.zeros(len(column), bool), time)
     bad = bad | parsed.is_null().to_numpy(zero_copy_only=False)
     times = pc.fill_null(parsed, 0).to_numpy()
     first, limit = time.range_us
@@ -240,9 +249,9 @@ def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
     """
     if time.zone is None:
         return local, bad
-    shown = local.cast(pa.timestamp("us"))
+    clock_times = local.cast(pa.timestamp("us"))
     first, second = (
-        pc.assume_timezone(shown, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
+        pc.assume_timezone(clock_times, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
         for which in ("earliest", "latest")
     )
     # Around a time that is never shown the two differ by a microsecond.
@@ -280,32 +289,20 @@ def _iso_us(texts: pa.Array, zone: str | None) -> tuple[pa.Array, Bad]:
     return parsed.cast(pa.int64()), bad
 
 
-def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]:
-    encoded = column.dictionary_encode()
-    converted = form.read_all(encoded.dictionary.to_pylist()).take(encoded.indices)
-    return converted, converted.is_null().to_numpy(zero_copy_only=False)
-
-
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     """Reads [N] int8 labels, 0 where bad, and what is allowed; InputError for a type that the rule cannot compare."""
     if label.op is None:
         if is_text(column.type):
-            places = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
-            return np.where(places < 0, 0, places % 2).astype(np.int8), places < 0, LABEL_ALLOWED
+            indices = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
+            return np.where(indices < 0, 0, indices % 2).astype(np.int8), indices < 0, LABEL_ALLOWED
         numbers, bad = parse_numbers(column)
         values = pc.fill_null(numbers, np.nan).to_numpy()
         bad = bad | ~((values == 0) | (values == 1))
         return np.where(bad, 0, values).astype(np.int8), bad, LABEL_ALLOWED
     if label.value == "":
         # An empty text is a missing value, of whatever type: the rule asks whether there is one.
-        missing = column.is_null().to_numpy(zero_copy_only=False)
-        if is_text(column.type):
-            missing |= pc.fill_null(pc.equal(column, ""), False).to_numpy(zero_copy_only=False)
-        return (
-            (missing ^ (label.op == "!=")).astype(np.int8),
-            np.zeros(len(column), bool),
-            "any value, or none",
-        )
+        met = is_missing(column) ^ (label.op == "!=")
+        return met.astype(np.int8), np.zeros(len(column), bool), "any value, or none"
     if isinstance(label.value, str):
         if not is_text_or_number(column.type):
             raise InputError(f"of type {column.type}, which the rule compares with no text")
@@ -333,15 +330,13 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
     """Reads [N] int64 ids, 0 where missing: whole numbers and their text (12.0 too), else a hash; or InputError."""
-    kind = column.type
-    missing = column.is_null().to_numpy(zero_copy_only=False)
+    kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing
     if kind == pa.uint64() or pa.types.is_null(kind) or pa.types.is_boolean(kind):
         column = column.cast(pa.string())
     elif not is_text(kind):
         raise InputError(f"of type {kind}; ids are whole numbers or text")
-    missing |= pc.fill_null(pc.equal(column, ""), False).to_numpy(zero_copy_only=False)
     column = spell_array(column)
     plain = pc.fill_null(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,18})$"), False)
     whole, beyond = convert_checked(pc.if_else(plain, column, None), lambda values: values.cast(pa.int64()))

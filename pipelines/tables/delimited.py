@@ -35,7 +35,7 @@ TEXT_AFTER = "text after a closing quote"
 ALLOWED = "a quoted value ends with a quote before the delimiter or line end; quotes within are doubled"
 
 _QUOTE = b'"'
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)?")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
 
@@ -72,21 +72,19 @@ class _StrictQuotes:
             at = _end(self._fields, data, record)
             quoted = _QUOTED.match(data, at)
             is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
-            line_end = _end(_LINE, data, record)
+            end = _LINE_END.search(data, record)
+            line_end = len(data) if end is None else end.end()
             is_cut |= line_end == len(data) and data[-1:] not in (b"\n", b"\r")
             if is_cut and not final and (data[at : at + 1] != _QUOTE or len(data) - record <= self._limit):
                 break
             reason = UNCLOSED if quoted is None or quoted.end() > line_end else TEXT_AFTER
-            pieces += [data[passed:record], self._replace(reason, data[record:line_end])]
+            token = f"\x02{len(self.faults)}\x02"
+            text = token if self._count > 1 else f"{token}{self._delimiter}{token}"
+            self.faults[text] = reason, data[record:line_end].rstrip(b"\r\n")
+            pieces += [data[passed:record], text.encode() + b"\n"]
             passed = record = line_end
         pieces.append(data[passed:record])
         return b"".join(pieces), record
-
-    def _replace(self, reason: str, line: bytes) -> bytes:
-        token = f"\x02{len(self.faults)}\x02"
-        text = token if self._count > 1 else f"{token}{self._delimiter}{token}"
-        self.faults[text] = reason, line.rstrip(b"\r\n")
-        return text.encode() + b"\n"
 
 
 def _end(pattern: re.Pattern[bytes], data: bytes, begin: int) -> int:
@@ -97,7 +95,6 @@ def _end(pattern: re.Pattern[bytes], data: bytes, begin: int) -> int:
 
 
 _HEADER_LIMIT = 1 << 20
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 # Lines below a header that show how many fields there are.
 _LOOKED = 100
 
@@ -199,7 +196,7 @@ def read_delimited(
         invalid_row_handler=refuse,
     )
     quotes = _StrictQuotes(form.field_delimiter, len(names), block_bytes)
-    header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
+    header = [name for name in names if name]
     row = 1 + form.skip_lines + form.header
     with faults_named(source.path), _quiet_about_text():
         for block in _records(source.path, form, quotes, block_bytes):
@@ -218,16 +215,27 @@ def read_delimited(
                     # Arrow counts the rows of the block.
                     fault = fault.replace(number[0], f"Row #{row + int(number[1]) - 1}", 1)
                 raise pa.ArrowInvalid(fault) from None
-            good = np.ones(table.num_rows + len(refused), bool)
-            good[[bad.number - 1 for bad in refused]] = False
-            rejects = [
-                reject
-                for bad in refused
-                for reject in _field_rejects(source, bad, row + bad.number - 1, quotes.faults, header)
+            rows = row + np.delete(
+                np.arange(table.num_rows + len(refused)), [bad.number - 1 for bad in refused]
+            )
+            rejects: list[Reject] = []
+            header_rows: list[int] = []
+            for bad in refused:
+                fields = bad.text.strip().replace('"', "").split(form.field_delimiter)
+                if form.header and [field for field in fields if field] == header:
+                    header_rows.append(row + bad.number - 1)
+                else:
+                    rejects += _field_rejects(source.number, bad, row + bad.number - 1, quotes.faults)
+            row += table.num_rows + len(refused)
+            if form.header and (repeated := _repeats_header(table)).any():
+                header_rows += rows[repeated].tolist()
+                table, rows = table.filter(pa.array(~repeated)), rows[~repeated]
+            line, allowed = form.field_delimiter.join(names), "the header as the first line only"
+            rejects += [
+                make_reject(source.number, number, "line", REPEATED_HEADER, line, allowed)
+                for number in header_rows
             ]
-            chunk = Chunk(source.number, table, row + np.flatnonzero(good), rejects)
-            row += len(good)
-            yield chunk if header is None else header.set_aside(chunk)
+            yield Chunk(source.number, table, rows, rejects)
 
 
 def _records(path: Path, form: DelimitedInput, quotes: _StrictQuotes, block_bytes: int) -> Iterator[bytes]:
@@ -260,41 +268,18 @@ def _records(path: Path, form: DelimitedInput, quotes: _StrictQuotes, block_byte
                 yield block
 
 
-class _Header:
-    """Header of a file, which may come again in it."""
-
-    def __init__(self, file: int, names: Sequence[str], wanted: Sequence[str], delimiter: str) -> None:
-        self._file, self._delimiter = file, delimiter
-        self._names = [name for name in names if name]
-        self._line = delimiter.join(names)
-        # One name alone may well be a value, and numbers are.
-        is_certain = len(wanted) > 1 and not all(name.isdigit() for name in wanted)
-        self._wanted = list(wanted) if is_certain else []
-
-    def repeats(self, line: str) -> bool:
-        return [name for name in line.strip().replace('"', "").split(self._delimiter) if name] == self._names
-
-    def reject(self, row: int) -> Reject:
-        return make_reject(
-            self._file, row, "line", REPEATED_HEADER, self._line, "the header as the first line only"
-        )
-
-    def set_aside(self, chunk: Chunk) -> Chunk:
-        """Rejects the rows that repeat the header in every wanted column."""
-        repeated: pa.ChunkedArray | None = None
-        for name in sorted(self._wanted, key=lambda name: pa.types.is_dictionary(chunk.table[name].type)):
-            column = chunk.table[name]
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(pa.binary())
-            same = pc.fill_null(pc.equal(column, name.encode()), False)
-            repeated = same if repeated is None else pc.and_(repeated, same)
-            if not pc.any(repeated).as_py():
-                return chunk
-        if repeated is None:
-            return chunk
-        places = repeated.to_numpy()
-        rejects = [*chunk.rejects, *map(self.reject, chunk.rows[places].tolist())]
-        return Chunk(chunk.file, chunk.table.filter(pc.invert(repeated)), chunk.rows[~places], rejects)
+def _repeats_header(table: pa.Table) -> np.ndarray:
+    """Returns [N] bool: whether a row holds the names of the columns."""
+    # One name alone may well be a value, and numbers are.
+    if table.num_columns < 2 or all(name.isdigit() for name in table.column_names):
+        return np.zeros(table.num_rows, bool)
+    repeated = np.ones(table.num_rows, bool)
+    # Dictionaries, which have to be decoded, come last.
+    for name in sorted(table.column_names, key=lambda name: pa.types.is_dictionary(table[name].type)):
+        if repeated.any():
+            same = pc.equal(table[name].cast(pa.binary()), name.encode())
+            repeated &= pc.fill_null(same, False).to_numpy()
+    return repeated
 
 
 @contextmanager
@@ -313,21 +298,12 @@ def _quiet_about_text() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _field_rejects(
-    source: SourceFile,
-    bad: Any,
-    row: int,
-    faults: Mapping[str, tuple[str, bytes]],
-    header: _Header | None,
-) -> list[Reject]:
-    if header is not None and header.repeats(bad.text):
-        return [header.reject(row)]
+def _field_rejects(file: int, bad: Any, row: int, faults: Mapping[str, tuple[str, bytes]]) -> list[Reject]:
     if bad.text in faults:
         reason, line = faults[bad.text]
-        return [make_reject(source.number, row, "line", reason, line, ALLOWED)]
+        return [make_reject(file, row, "line", reason, line, ALLOWED)]
     lines = bad.text.count("\n") + 1
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")
     # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
-    allowed = f"{bad.expected_columns} fields"
-    return [make_reject(source.number, row, "line", reason, text, allowed)] * lines
+    return [make_reject(file, row, "line", reason, text, f"{bad.expected_columns} fields")] * lines

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from ctr.data.derived import Derived
 from ctr.data.features import Vector
 from ctr.data.ids import arrow
-from ctr.data.ids.arrow import is_text, string_ids
+from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.rules import derived_column
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
@@ -30,6 +30,7 @@ from ctr.pipelines.tables.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
     check_utf8,
+    is_missing,
     is_text_or_number,
     mix_ids,
     parse_ids,
@@ -55,22 +56,17 @@ class Verdict:
 
     def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
         """Rejects the ``bad`` rows with their values; a null or empty value is called missing."""
-        places = np.flatnonzero(bad & self.good)
-        if not len(places):
-            return
-        self.good[places] = False
-        refused = [_as_python(value) for value in values.take(pa.array(places))]
-        for row, value in zip(self._chunk.rows[places].tolist(), refused, strict=True):
+        refused = np.flatnonzero(bad & self.good)
+        self.good[refused] = False
+        for index in refused.tolist():
+            try:
+                value = values[index].as_py()
+            except (OverflowError, ValueError):
+                # A time beyond Python's years is shown as its number.
+                value = values[index].value
             why = "missing" if value is None or value == "" else reason
+            row = int(self._chunk.rows[index])
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
-
-
-def _as_python(value: pa.Scalar) -> Any:
-    """Returns a Python value; for a time beyond Python's years its number."""
-    try:
-        return value.as_py()
-    except (OverflowError, ValueError):
-        return value.value
 
 
 def checked_columns(
@@ -117,16 +113,15 @@ def read_further_labels(
     labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"
+        column = columns[label.columns[0]]
         if label.value is not None:
-            column = columns[label.value.column]
-            values, bad, allowed = parse_column(label.value.column, columns, parse_labels, label.value)
-            unknown = _is_missing(column)
+            values, bad, allowed = parse_column(label.columns[0], columns, parse_labels, label.value)
+            unknown = is_missing(column, is_nan_missing=True)
             verdict.refuse(bad & ~unknown, key, "not a label", column, allowed)
         else:
             assert label.time is not None and label.window is not None
             observed, missing = _optional_times(label.time, key, columns, verdict)
             early = ~missing & (observed < times)
-            column = columns[label.columns[0]]
             verdict.refuse(early, key, "before the row's own time", column, "a time from the row's own on")
             end = times + duration_us(label.window)
             values, unknown = ~missing & (observed <= end), np.zeros(len(times), bool)
@@ -146,19 +141,11 @@ def _optional_times(
     assert time.column is not None
     column = columns[time.column]
     times, bad = parse_column(time.column, columns, parse_times, time)
-    missing = _is_missing(column)
+    missing = is_missing(column, is_nan_missing=True)
     verdict.refuse(
         bad & ~missing, key, "unreadable or out of range", column, f"{time.form}, {time.range_text}"
     )
     return times, missing
-
-
-def _is_missing(column: pa.Array) -> np.ndarray:
-    """Returns [N] bool: whether a value is null, an empty text, or NaN."""
-    missing: np.ndarray = column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-    if is_text(column.type):
-        missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
-    return missing
 
 
 def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.ndarray:
@@ -322,19 +309,18 @@ def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
 ) -> Iterator[tuple[Item, Result]]:
     """Yields each item with the result of ``work``, in order; so many of the next ones are under way meanwhile."""
-    with ThreadPoolExecutor(workers, "ingest") as pool:
-        waiting: deque[tuple[Item, Future[Result]]] = deque()
-        try:
-            for item in items:
-                waiting.append((item, pool.submit(work, item)))
-                if len(waiting) > ahead:
-                    done, future = waiting.popleft()
-                    yield done, future.result()
-            for done, future in waiting:
+    pool = ThreadPoolExecutor(workers, "ingest")
+    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            if len(waiting) > ahead:
+                done, future = waiting.popleft()
                 yield done, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        for done, future in waiting:
+            yield done, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass

@@ -16,9 +16,8 @@ the next, and a file that is in the log is not added again.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import values_path
 from ctr.data.log import Manifest, check_no_overlap, create_log, list_partitions, partition_name
-from ctr.data.mapping import Mapping
+from ctr.data.mapping import TIME_LIMIT_US, Mapping
 from ctr.data.shards import KEY_COLUMNS, sort_rows
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -77,36 +76,29 @@ from ctr.pipelines.tables.state import (
 GROUP_COLUMN = "@group"
 
 _NAMED = 3  # of the files at fault
+_PIECE_ROWS = 65_536
 BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
 EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wrong unit of time than a log
 
 
-def with_queries(tables: Iterable[pa.Table], gap_us: int | None, arrival: Path) -> Iterator[pa.Table]:
+def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -> Iterator[pa.Table]:
     """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
 
-    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are stored
-    in the file ``arrival`` meanwhile.
+    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are spilled
+    to ``folder`` meanwhile, as one partition.
     """
-    groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    writer = None
-    with pa.OSFile(str(arrival), "wb") as file, ExitStack() as stack:
-        for table in tables:
-            writer = writer or stack.enter_context(pa.ipc.new_stream(file, table.schema))
-            writer.write_table(table)
-            groups.append(table.column("query_id").to_numpy())
-            times.append(table.column("query_time").to_numpy())
-    if writer is None:
-        return
-    query_ids, query_times = assign_queries(np.concatenate(groups), np.concatenate(times), gap_us)
-    first = 0
-    with pa.memory_map(str(arrival)) as stored, pa.ipc.open_stream(stored) as reader:
-        for batch in reader:
-            table = pa.Table.from_batches([batch])
-            last = first + table.num_rows
-            table = table.append_column(GROUP_COLUMN, table.column("query_id"))
-            yield replace_columns(table, query_id=query_ids[first:last], query_time=query_times[first:last])
-            first = last
-    arrival.unlink()
+    arrived = PartitionSpill(folder, TIME_LIMIT_US)
+    for table in tables:
+        arrived.append(table)
+    for start in arrived.starts():
+        rows = arrived.pop(start)
+        groups, times = (rows.column(name).to_numpy() for name in ("query_id", "query_time"))
+        query_ids, query_times = assign_queries(groups, times, gap_us)
+        rows = rows.append_column(GROUP_COLUMN, rows.column("query_id"))
+        rows = replace_columns(rows, query_id=query_ids, query_time=query_times)
+        # Of what was spilled to disk, only a piece at a time is copied into memory.
+        for piece in rows.to_batches(_PIECE_ROWS):
+            yield pa.Table.from_batches([piece])
 
 
 def assign_queries(
@@ -152,13 +144,23 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     repeated[1:] = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
     if not repeated.any():
         return table, []
-    again = table.filter(pa.array(repeated)).select([FILE_COLUMN, ROW_COLUMN, "example_id"]).to_pylist()
-    reason, allowed = "duplicate in its query", "each example once in a query"
-    rejects = [
-        make_reject(row[FILE_COLUMN], row[ROW_COLUMN], "example_id", reason, row["example_id"], allowed)
-        for row in again
-    ]
+    duplicates = table.filter(pa.array(repeated))
+    ids = duplicates.column("example_id").to_pylist()
+    rejects = reject_rows(
+        duplicates, "example_id", "duplicate in its query", ids, "each example once in a query"
+    )
     return table.filter(pa.array(~repeated)), rejects
+
+
+def reject_rows(
+    rows: pa.Table, key: str, reason: str, values: Iterable[object], allowed: str
+) -> list[Reject]:
+    """Makes a reject of each row, at its place in the input, with its value."""
+    files, lines = (rows.column(name).to_pylist() for name in (FILE_COLUMN, ROW_COLUMN))
+    return [
+        make_reject(file, line, key, reason, value, allowed)
+        for file, line, value in zip(files, lines, values, strict=True)
+    ]
 
 
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
@@ -215,8 +217,8 @@ class IngestResult:
         text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
-            shown, count = few(self.known_files), len(self.known_files)
-            text += f"\n{count} {'files are' if count > 1 else 'file is'} in the log already, not added again: {shown}"
+            names, count = few(self.known_files), len(self.known_files)
+            text += f"\n{count} {'files are' if count > 1 else 'file is'} in the log already, not added again: {names}"
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
             text += (
@@ -342,27 +344,26 @@ class _Ingest:
         tables: Iterator[pa.Table] = chain(self._held_tables(), read)
         if mapping.query is not None:
             gap_us = None if mapping.query.session is None else mapping.query.session.gap_us
-            tables = with_queries(tables, gap_us, folder / "arrival")
+            tables = with_queries(tables, gap_us, folder)
         spill = PartitionSpill(folder, mapping.partition_us)
         for table in tables:
             spill.append(table)
         self.rejects.check(reading.rows)
         if self._sources:
             self._require_examples()
-        added: list[InputFile] = []
-        line = reading.line
-        for source in self._sources:
-            added.append(
-                InputFile(
-                    name=source.name,
-                    bytes=source.path.stat().st_size,
-                    sha256=file_sha256(source.path),
-                    rows=reading.rows_of[source.number],
-                    first_line=line,
-                    lines=reading.lines_of[source.number],
-                )
+        lines = [reading.lines_of[source.number] for source in self._sources]
+        first_lines = accumulate(lines, initial=reading.line)
+        added = [
+            InputFile(
+                name=source.name,
+                bytes=source.path.stat().st_size,
+                sha256=file_sha256(source.path),
+                rows=reading.rows_of[source.number],
+                first_line=first_line,
+                lines=count,
             )
-            line += added[-1].lines
+            for source, count, first_line in zip(self._sources, lines, first_lines, strict=False)
+        ]
         begin_state(out)
         create_log(out, mapping.feature_schema)
         self._warn_of_files(added)
@@ -423,11 +424,10 @@ class _Ingest:
         self._reject_closed(spill, [start for start in starts if start in published])
         staged: list[Manifest] = []
 
-        def sort(start: int) -> tuple[pa.Table, list[Reject]]:
-            return sorted_once(spill.pop(start))
-
         try:
-            for start, (table, duplicates) in work_ahead(sort, due, 1, 1):
+            for start, (table, duplicates) in work_ahead(
+                lambda start: sorted_once(spill.pop(start)), due, 1, 1
+            ):
                 staged.append(stage(out, mapping, start, table, self._histories))
                 self.rejects.add(duplicates)
                 # Duplicates may lie among the input's rows and the held rows.
@@ -483,12 +483,9 @@ class _Ingest:
                 "ingest these files and those before them into a new output directory, in one command or in order of "
                 "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )
-        columns = (rows.column(name).to_pylist() for name in rows.column_names)
-        reason, allowed = "already published", "times in partitions that are not published"
-        self.rejects.add(
-            make_reject(file, row, "partition", reason, format_time(time_us), allowed)
-            for file, row, time_us in zip(*columns, strict=True)
-        )
+        times = map(format_time, rows.column("query_time").to_pylist())
+        allowed = "times in partitions that are not published"
+        self.rejects.add(reject_rows(rows, "partition", "already published", times, allowed))
         self._warnings.append(f"{text}; they were rejected; for more files use --append")
         self.rejects.check(total)
         self._require_examples()

@@ -130,13 +130,17 @@ class JsonlReader:
                 continue
             keys.update(dict.fromkeys(content))
             nested = next((name for name in self.wanted if not self._plain(name, content.get(name))), None)
-            if nested is not None:
-                allowed = "a single value or a list of them" if nested in self.lists else "a single value"
-                value = _shown(content[nested])
-                rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
+            if nested is None:
+                good_rows.append(row)
+                objects.append(content)
                 continue
-            good_rows.append(row)
-            objects.append(content)
+            try:
+                value = json.dumps(content[nested])
+            except RecursionError:
+                # Writing goes a little deeper than reading did.
+                value = "a very deep one"
+            allowed = "a single value or a list of them" if nested in self.lists else "a single value"
+            rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
         table = pa.table(columns, names=list(self.wanted))
         return Chunk(file, table, np.array(good_rows, np.int64), rejects, list(keys))
@@ -165,14 +169,6 @@ class JsonlReader:
         return pa.array([_text(value) for value in values], pa.string())
 
 
-def _shown(value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except RecursionError:
-        # Writing goes a little deeper than reading did.
-        return "a very deep one"
-
-
 def _float(value: float) -> float:
     try:
         return float(value)
@@ -185,12 +181,10 @@ def _text(value: Any) -> str | None:
         return value
     if isinstance(value, float):
         return float_text(value) or None
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _items(value: Any, separator: str | None) -> list[str | None] | None:
-    if value is None:
-        return None
     if isinstance(value, list):
         return [_text(item) for item in value]
     text = _text(value)

@@ -179,11 +179,12 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         if join.valid_from is not None:
             what += f" with {join.valid_from.column} {format_time(int(times[index]))}"
         raise InputError(f"{what} (first in row {rows[index]})")
-    columns = table.drop_columns(list(join.own_columns))
-    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
     sorting = np.argsort(order)
-    columns, order = columns.take(pa.array(sorting)), order[sorting]
-    return SideTable(join.key, encoded.dictionary, columns, distinct, order, join.valid_from is not None)
+    columns = table.drop_columns(list(join.own_columns)).take(pa.array(sorting))
+    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
+    return SideTable(
+        join.key, encoded.dictionary, columns, distinct, order[sorting], join.valid_from is not None
+    )
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
@@ -213,13 +214,10 @@ def read_files(
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
     for source in sources:
-        folder, last = source.path.parent, 0
-        sides: tuple[SideTable, ...] = ()
-        chunks: Iterator[Chunk] = iter(())
-        if not is_blank(source.path):
-            sides = sides_of(folder)
-            chunks = _read_file(mapping, source, sides, block_bytes)
-        for chunk in chunks:
+        if is_blank(source.path):
+            continue
+        last, sides = 0, sides_of(source.path.parent)
+        for chunk in _read_file(mapping, source, sides, block_bytes):
             last = max(last, chunk.last_row)
             yield chunk, sides, line
         line += last
@@ -265,7 +263,7 @@ def _json_lines(mapping: Mapping, wanted: Sequence[str], optional: Sequence[str]
 
 def _side_tables(mapping: Mapping, folder: Path, block_bytes: int) -> tuple[SideTable, ...]:
     """Loads the side tables in a folder, those with columns that the mapping reads."""
-    loaded = []
+    tables = []
     for join in mapping.joins:
         form = join.input or mapping.input
         assert isinstance(form, DelimitedInput | ParquetInput)
@@ -274,13 +272,13 @@ def _side_tables(mapping: Mapping, folder: Path, block_bytes: int) -> tuple[Side
         keys = join.own_columns
         require_columns(path, keys, names)
         read = [name for name in names if name not in keys and join.prefix + name in mapping.raw_columns]
-        loaded.append(make_side_table(join, path, *read_strictly(path, form, [*keys, *read], block_bytes)))
-    columns = [name for side in loaded for name in side.columns.column_names]
+        tables.append(make_side_table(join, path, *read_strictly(path, form, [*keys, *read], block_bytes)))
+    columns = [name for side in tables for name in side.columns.column_names]
     if repeated := [name for name in columns if columns.count(name) > 1]:
         fault = f"two side tables give the column {repeated[0]}"
         raise InputError(f"{folder}: {fault}: give the joins prefixes")
     time = mapping.time.column
-    if any(side.has_times and time in side.columns.column_names for side in loaded):
+    if any(side.has_times and time in side.columns.column_names for side in tables):
         fault = f"the column {time}, the time of the rows, is in a side table with valid_from"
         raise InputError(f"{folder}: {fault}, which is looked up by that time")
-    return tuple(side for side in loaded if side.columns.num_columns)
+    return tuple(side for side in tables if side.columns.num_columns)

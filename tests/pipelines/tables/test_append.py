@@ -30,12 +30,12 @@ def make_days(shift=16 * 3600, days=4, count=240, seed=1):
         row["time"] = str(FIRST + shift - DAY + source.randrange(days * DAY))
     rows.sort(key=lambda row: (int(row["time"]), int(row["id"])))
     # A user belongs to a day and the night after it: else a query column would bring all days together.
-    found = [[] for _ in range(days)]
+    by_day = [[] for _ in range(days)]
     for row in rows:
         day = (int(row["time"]) - FIRST - shift + DAY) // DAY
         row["user"] = f"{day}{row['user']}"
-        found[day].append(row)
-    return found
+        by_day[day].append(row)
+    return by_day
 
 
 def write_days(folder, days):
@@ -78,7 +78,7 @@ def test_any_files_in_any_order_give_the_log_of_one_ingest_or_name_what_is_late(
     for row, (quarter, _) in zip(rows, quarters, strict=True):
         row["time"] = str(FIRST + 900 * quarter)
     ends = sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)})
-    kept, closed, begin, latest = [], set(), 0, 0
+    good, closed, begin, latest = [], set(), 0, 0
     for number, end in enumerate(ends):
         part = list(zip(rows[begin:end], quarters[begin:end], strict=True))
         begin = end
@@ -94,18 +94,18 @@ def test_any_files_in_any_order_give_the_log_of_one_ingest_or_name_what_is_late(
         result = ingest(mapping, [path], log, max_reject_share=share, **options)
         counted = {"partition: already published": len(late)} if late else {}
         assert (result.rows, result.reject_reasons) == (len(part), counted)
-        kept += [row for row, _ in part if row not in late]
+        good += [row for row, _ in part if row not in late]
         # A partition is closed once a row lies at its end or beyond, and as much later as rows may be late.
         latest = max([latest, *(quarter for _, (quarter, _) in part)])
-        open_now = {int(row["time"]) - FIRST for row in kept}
+        open_now = {int(row["time"]) - FIRST for row in good}
         closed |= {at // 3600 for at in open_now if at // 3600 * 4 + 4 + lateness <= latest}
         hours = [(start - FIRST * 1_000_000) // HOUR_US for start, _ in list_partitions(log)]
         assert hours == sorted(closed)
-        held = [row for row in kept if (int(row["time"]) - FIRST) // 3600 not in closed]
+        held = [row for row in good if (int(row["time"]) - FIRST) // 3600 not in closed]
         assert result.held_rows == len(held)
     if result.held_rows:
         ingest(mapping, [], log, now_us=NOW)
-    ingest(mapping, [raw_logs.write_rows(folder / "in", kept, name="whole")], folder / "whole", now_us=NOW)
+    ingest(mapping, [raw_logs.write_rows(folder / "in", good, name="whole")], folder / "whole", now_us=NOW)
     assert published(log) == published(folder / "whole")
 
 
@@ -304,8 +304,8 @@ def test_a_copy_under_another_name_is_named_or_refused(appended, tmp_path):
     days = make_days(shift=0, days=2, count=80)
     paths = write_days(tmp_path / "in", days)
     copy = raw_logs.write_rows(tmp_path / "in", days[1], name="day1 (1)")
-    log, given = tmp_path / "log", [paths, [copy]] if appended else [[*paths, copy]]
-    results = [ingest(mapping, files, log, append=appended, now_us=NOW) for files in given]
+    log, commands = tmp_path / "log", [paths, [copy]] if appended else [[*paths, copy]]
+    results = [ingest(mapping, files, log, append=appended, now_us=NOW) for files in commands]
     (warning,) = raw_logs.other_warnings(results[-1])
     assert warning.startswith("day1 (1).csv has the same bytes as day1.csv, and its rows count again")
     assert f"\nwarning: {warning}" in results[-1].as_text()
@@ -356,7 +356,7 @@ def test_the_command_line(tmp_path, capsys):
     (tmp_path / "mapping.yaml").write_text(json.dumps(content))
     first, second = map(str, write_days(tmp_path / "in", make_days(days=2, count=60)))
     options = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
-    for words, status, text in (
+    for arguments, status, text in (
         (
             [first, "--append", LATENESS, "10m"],
             0,
@@ -367,7 +367,7 @@ def test_the_command_line(tmp_path, capsys):
         ([second, LATENESS, "10m"], 1, "--allowed-lateness goes with --append"),
         ([second, "--append", LATENESS, "soon"], 1, "--allowed-lateness soon: a duration is a whole number"),
     ):
-        assert main(["ingest", "table", *words, *options]) == status
+        assert main(["ingest", "table", *arguments, *options]) == status
         assert text in "".join(capsys.readouterr())
 
 

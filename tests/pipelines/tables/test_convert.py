@@ -56,9 +56,9 @@ def test_numbers_of_text_and_of_other_types():
     texts = ["1", "-2.5", "1e3", "", None, " 7 ", "  ", "x", "1,000", "0x10", "nan", "inf"]
     values, bad = parse_numbers(pa.array(texts))
     assert [text for text, wrong in zip(texts, bad, strict=True) if wrong] == ["x", "1,000", "0x10"]
-    found = values.to_pylist()
-    assert found[:6] == [1.0, -2.5, 1000.0, None, None, 7.0]
-    assert math.isnan(found[-2]) and found[-1] == math.inf
+    converted = values.to_pylist()
+    assert converted[:6] == [1.0, -2.5, 1000.0, None, None, 7.0]
+    assert math.isnan(converted[-2]) and converted[-1] == math.inf
     for column, expected in (
         (pa.array([1, None], pa.uint8()), [1.0, None]),
         (pa.array([1.5], pa.float32()), [1.5]),
@@ -97,8 +97,8 @@ def test_times_outside_of_the_range_of_a_mapping_are_marked():
     """The last day counts as a whole, and the moment after it does not."""
     midnight = NOON // US + 12 * 3600
     seconds = [0, NOON // US, midnight - 1, midnight, 253_402_214_400]
-    found = times_of(seconds, unit="s", first="1990-01-01", last="2019-11-24")
-    assert found == [BAD, (NOON, False), ((midnight - 1) * US, False), BAD, BAD]
+    converted = times_of(seconds, unit="s", first="1990-01-01", last="2019-11-24")
+    assert converted == [BAD, (NOON, False), ((midnight - 1) * US, False), BAD, BAD]
     begin = 631_152_000
     assert times_of([begin - 1, begin], unit="s", first="1990-01-01") == [BAD, (begin * US, False)]
     # Without a range, what Python's calendar has.
@@ -292,16 +292,16 @@ BERLIN = [
 @pytest.mark.parametrize("ambiguous", [None, "first", "second"])
 @pytest.mark.parametrize("form", ["iso8601", "%Y-%m-%d %H:%M:%S", "timestamps"])
 def test_local_times_of_a_zone_are_what_its_clocks_show(form, ambiguous):
-    shown = pa.array([text for text, _ in BERLIN])
-    column = shown.cast(pa.timestamp("s")) if form == "timestamps" else shown
+    clock_times = pa.array([text for text, _ in BERLIN])
+    column = clock_times.cast(pa.timestamp("s")) if form == "timestamps" else clock_times
     rule = {"format": "iso8601" if form == "timestamps" else form, "zone": "Europe/Berlin"}
     expected = []
     for _, instants in BERLIN:
         is_clear = len(instants) == 1 or (len(instants) == 2 and ambiguous is not None)
         instant = instants[-1 if ambiguous == "second" else 0] if is_clear else None
         expected.append(BAD if instant is None else (since_1970(datetime.fromisoformat(instant)), False))
-    found = times_of(column, **rule, ambiguous=ambiguous)
-    assert [(0, True) if bad else (value, bad) for value, bad in found] == expected
+    converted = times_of(column, **rule, ambiguous=ambiguous)
+    assert [(0, True) if bad else (value, bad) for value, bad in converted] == expected
     # An offset counts for itself.
     assert times_of(["2025-10-26 02:30:00Z"], format="iso8601", zone="Europe/Berlin") == [
         (since_1970(datetime(2025, 10, 26, 2, 30)), False)

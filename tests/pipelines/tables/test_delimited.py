@@ -86,22 +86,22 @@ def test_files_without_a_header_or_with_a_record_longer_than_a_block_are_refused
 @pytest.mark.parametrize("block_bytes", [32, 1 << 20])
 def test_a_header_that_comes_again_is_rejected_as_what_it_is(tmp_path, line, block_bytes):
     content = b"a,b,c\n1,2,3\na,5,6\n" + line + b"\n7,b,9\n" + line + b"\n"
-    found = read(write(tmp_path, content), ["a", "c"], block_bytes)
-    assert found[0] == [(2, (b"1", b"3")), (3, (b"a", b"6")), (5, (b"7", b"9"))]
-    assert found[1] == [(4, "repeats the header"), (6, "repeats the header")]
+    records = read(write(tmp_path, content), ["a", "c"], block_bytes)
+    assert records[0] == [(2, (b"1", b"3")), (3, (b"a", b"6")), (5, (b"7", b"9"))]
+    assert records[1] == [(4, "repeats the header"), (6, "repeats the header")]
     # Of one column it may be a value.
     assert read(write(tmp_path, b"a,b\na,b\n"), ["a"])[0] == [(2, (b"a",))]
 
 
 @pytest.mark.parametrize("block_bytes", [64, 100, 1 << 20])
 def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path, block_bytes):
-    lines = [b"%d,x" % place for place in range(1000)]
+    lines = [b"%d,x" % position for position in range(1000)]
     lines[10] = b'10,"x'
     # Quoted values after it stand as they are.
     lines[500] = b'500,"y, ""z"""'
     rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a", "b"], block_bytes)
     assert rejects == [(12, UNCLOSED)]
-    values = {place: (b"%d" % place, b"x") for place in range(1000) if place != 10}
+    values = {position: (b"%d" % position, b"x") for position in range(1000) if position != 10}
     assert rows == [(2 + n, pair) for n, pair in {**values, 500: (b"500", b'y, "z"')}.items()]
 
 
@@ -148,10 +148,10 @@ def test_the_line_and_what_is_allowed_are_shown(tmp_path):
 
 def plain_records(text):
     """The rules in plain Python: each record's first line at fault, or its fields; none of empty lines."""
-    found = []
-    place = 0
-    while place < len(text):
-        fields, at, fault = [], place, False
+    records = []
+    position = 0
+    while position < len(text):
+        fields, at, fault = [], position, False
         while True:
             if text[at : at + 1] == '"':
                 value, at = "", at + 1
@@ -167,15 +167,15 @@ def plain_records(text):
             if fault or text[at : at + 1] != ",":
                 break
             at += 1
-        end = text.find("\n", place) + 1 or len(text)
+        end = text.find("\n", position) + 1 or len(text)
         if fault:
-            found.append(None)
-            place = end
+            records.append(None)
+            position = end
             continue
-        if text[place:at]:
-            found.append(fields)
-        place = at + 1
-    return found
+        if text[position:at]:
+            records.append(fields)
+        position = at + 1
+    return records
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -90,9 +90,9 @@ def brute_force(log):
     """What each row sees, by its id, one row after the other in plain Python."""
     ids = ids_of_rows(log)
     rows = [row for manifest in read_manifests(log) for row in rows_of(log, manifest).to_pylist()]
-    found = {}
+    by_id = {}
     for row in rows:
-        found[row["example_id"]] = {}
+        by_id[row["example_id"]] = {}
         for name, history in HISTORIES.items():
             items = [
                 ids[other["example_id"]]["item"]
@@ -102,8 +102,8 @@ def brute_force(log):
                 and row["query_time"] - WITHIN_US[name] <= other["query_time"] < row["query_time"]
                 and (other["label"] or history.get("where") == "all")
             ]
-            found[row["example_id"]][name] = [one for own in items for one in own][-history.get("last", 50) :]
-    return found
+            by_id[row["example_id"]][name] = [one for own in items for one in own][-history.get("last", 50) :]
+    return by_id
 
 
 def seen(log):
@@ -123,9 +123,9 @@ def whole(tmp_path_factory):
 
 
 def test_each_row_sees_what_a_server_knew(whole):
-    found = seen(whole)
-    assert found == brute_force(whole)
-    assert min(sum(map(len, (own[name] for own in found.values()))) for name in HISTORIES) > 500
+    by_id = seen(whole)
+    assert by_id == brute_force(whole)
+    assert min(sum(map(len, (own[name] for own in by_id.values()))) for name in HISTORIES) > 500
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -180,14 +180,14 @@ def test_the_command_writes_what_is_known(tmp_path, monkeypatch, capsys):
     ingest(mapping, [write(tmp_path / "rows.csv", rows)], tmp_path / "log", now_us=NOW)
     out = tmp_path / "known.parquet"
     assert main(["history", str(tmp_path / "log"), "--feature", "recent", "--out", str(out)]) == 0
-    found = {row["key"]: row for row in pq.read_table(out).to_pylist()}
+    by_user = {row["key"]: row for row in pq.read_table(out).to_pylist()}
     end = FIRST + 5 * DAY
     for user in {row["user"] for row in rows} - {""}:
         clicked = [row for row in rows if row["user"] == user and row["click"] and row["item"]]
         old = sum(row["time"] <= end - 600 for row in clicked)
-        known = clicked[max(old - 4, 0) :]
-        assert found[user]["values"] == [row["item"] for row in known]
-        assert [time.timestamp() for time in found[user]["times"]] == [row["time"] for row in known]
+        earlier = clicked[max(old - 4, 0) :]
+        assert by_user[user]["values"] == [row["item"] for row in earlier]
+        assert [time.timestamp() for time in by_user[user]["times"]] == [row["time"] for row in earlier]
     assert main(["history", str(tmp_path / "log"), "--out", str(out)]) == 1
     assert "allowed: recent, shown, old" in capsys.readouterr().err
 
@@ -240,7 +240,7 @@ def test_every_driver_of_events_gives_the_same_histories(tmp_path):
     watch_events(mapping, [folder], logs[2], DRAIN, lambda: False)
     first, *others = map(content, logs)
     assert others == [first] * 2
-    found = ids_of_rows(logs[0])
+    by_id = ids_of_rows(logs[0])
     manifests = [manifest for manifest in read_manifests(logs[0]) if manifest.shards]
     rows = [row for manifest in manifests for row in rows_of(logs[0], manifest).to_pylist()]
     shards = {entry.file for manifest in read_manifests(logs[0]) for entry in manifest.shards}
@@ -248,16 +248,16 @@ def test_every_driver_of_events_gives_the_same_histories(tmp_path):
         path.relative_to(logs[0] / "shards").as_posix() for path in (logs[0] / "shards").rglob("*.parquet")
     } == shards
     for row in rows:
-        own = found[row["example_id"]]
-        known = [
+        own = by_id[row["example_id"]]
+        earlier = [
             one["example_id"]
             for one in rows
             if one["label"]
-            and own["color"] == found[one["example_id"]]["color"]
+            and own["color"] == by_id[one["example_id"]]["color"]
             and one["query_time"] + 120 * SECOND_US <= row["query_time"]
         ]
-        assert own["liked"] == own["color"] * min(len(known), 5)
-    assert sum(len(own["liked"]) for own in found.values()) > 50
+        assert own["liked"] == own["color"] * min(len(earlier), 5)
+    assert sum(len(own["liked"]) for own in by_id.values()) > 50
 
 
 def test_clicks_that_may_still_come_are_not_listed():

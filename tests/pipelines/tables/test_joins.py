@@ -24,9 +24,9 @@ def join(**content):
 def test_every_row_gets_the_side_columns_of_its_key_in_any_form_of_numbers(tmp_path, kind):
     columns = {"k": ["1", "2.0", "03"], "x": ["a", None, "c"], "y": [10, 20, 30]}
     side = make_side_table(join(prefix="p_"), tmp_path, pa.table(columns), [2, 3, 4])
-    found = side.look_up(pa.array([2, 7, 1, None, 1, 3]).cast(kind), np.zeros(6, np.int64))
-    assert found["p_x"].to_pylist() == [None, None, "a", None, "a", None]
-    assert found["p_y"].to_pylist() == [20, None, 10, None, 10, None]
+    joined = side.look_up(pa.array([2, 7, 1, None, 1, 3]).cast(kind), np.zeros(6, np.int64))
+    assert joined["p_x"].to_pylist() == [None, None, "a", None, "a", None]
+    assert joined["p_y"].to_pylist() == [20, None, 10, None, 10, None]
 
 
 def test_exactly_one_file_is_needed(tmp_path):
@@ -76,8 +76,8 @@ def test_each_folder_has_its_own_side_table(tmp_path):
         (tmp_path / "in" / name / "shops.csv").write_text("\n".join(lines))
     mapping = raw_logs.make_mapping(input={"type": "csv", "pattern": "*/rows.csv"})
     ingest(mapping, [tmp_path / "in"], tmp_path / "log")
-    found = {example["example_id"]: example["kind"] for example in raw_logs.read_log(tmp_path / "log")}
-    assert found == {int(row["id"]): 1 if place < 20 else 2 for place, row in enumerate(rows)}
+    joined = {example["example_id"]: example["kind"] for example in raw_logs.read_log(tmp_path / "log")}
+    assert joined == {int(row["id"]): 1 if place < 20 else 2 for place, row in enumerate(rows)}
 
 
 def test_a_side_table_of_parquet(tmp_path):
@@ -94,11 +94,11 @@ def test_a_side_table_of_parquet(tmp_path):
 
 def brute_force(table, keys, times):
     """The value of each row, of the rows of ``table`` (key, time, value) with its key the latest not after its time."""
-    found = []
+    joined = []
     for key, time in zip(keys, times, strict=True):
-        rows = [(since, value) for own, since, value in table if own == key and since <= time]
-        found.append(max(rows)[1] if rows else None)
-    return found
+        rows = [(since, value) for side_key, since, value in table if side_key == key and since <= time]
+        joined.append(max(rows)[1] if rows else None)
+    return joined
 
 
 def text_time(seconds):
@@ -125,8 +125,8 @@ def test_a_row_gets_what_held_at_its_own_time(tmp_path, seed, form):
         valid_from, columns["since"] = "since", pa.array(seconds, pa.timestamp("s"))
     given = join(prefix="p_", valid_from=valid_from)
     side = make_side_table(given, tmp_path, pa.table(columns), range(len(table)))
-    found = side.look_up(pa.array(keys), np.array(times) * 1_000_000)
-    assert found["p_x"].to_pylist() == brute_force(table, keys, times)
+    joined = side.look_up(pa.array(keys), np.array(times) * 1_000_000)
+    assert joined["p_x"].to_pylist() == brute_force(table, keys, times)
 
 
 def test_an_empty_table_with_times_gives_missing_values(tmp_path):

@@ -30,7 +30,7 @@ def test_lists_beside_single_values_need_one_separator(tmp_path):
 
 def meaning(chunks):
     """What ingestion makes of the columns, whatever their Arrow types: [(row, number, text, list)]."""
-    found = []
+    cells = []
     for chunk in chunks:
         numbers = parse_numbers(chunk.table.column("n").combine_chunks())[0].to_pylist()
         texts = chunk.table.column("t").combine_chunks().cast(pa.string()).to_pylist()
@@ -41,8 +41,8 @@ def meaning(chunks):
             items = [
                 None if text is None else text.split("|") for text in lists.cast(pa.string()).to_pylist()
             ]
-        found += zip(chunk.rows.tolist(), numbers, texts, items, strict=True)
-    return found
+        cells += zip(chunk.rows.tolist(), numbers, texts, items, strict=True)
+    return cells
 
 
 def dump(content):

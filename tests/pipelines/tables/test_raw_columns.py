@@ -45,13 +45,13 @@ def ingested(columns, times, mapping):
         "shown": pa.array(times, pa.int64()),
         "click": pa.array([1] * len(times), pa.int8()),
     }
-    made, _ = make_examples(mapping, 0, Chunk(0, pa.table(columns), np.arange(len(times)), []), (), 0)
+    packed, _ = make_examples(mapping, 0, Chunk(0, pa.table(columns), np.arange(len(times)), []), (), 0)
     schema = mapping.feature_schema
     width = len(schema.single_valued)
-    matrix = np.frombuffer(b"".join(made.column("ids").to_pylist()), schema.id_type).reshape(-1, width)
+    matrix = np.frombuffer(b"".join(packed.column("ids").to_pylist()), schema.id_type).reshape(-1, width)
     ids = dict(zip(schema.single_valued, matrix.T.tolist(), strict=True))
-    ids |= {name: made.column(name).to_pylist() for name in schema.multivalent}
-    return ids, made.column("@row").to_pylist()
+    ids |= {name: packed.column(name).to_pylist() for name in schema.multivalent}
+    return ids, packed.column("@row").to_pylist()
 
 
 DAYS = "1970-01-02 2000-02-29 2000-03-01 2019-11-12 2023-02-28 2024-02-29 2024-12-31 2100-03-01 9999-12-31"
@@ -76,8 +76,8 @@ def test_times_around_midnight_and_leap_days():
         "half_day": [1 + halves.index(str(time // NOON)) for time in times],
     }
     assert ingested({}, times, mapping)[0] == expected
-    made = transform_tensors(mapping.feature_schema, {TIME_COLUMN: tf.constant(times, tf.int64)})
-    assert {name: ids.numpy().tolist() for name, ids in made.items()} == expected
+    packed = transform_tensors(mapping.feature_schema, {TIME_COLUMN: tf.constant(times, tf.int64)})
+    assert {name: ids.numpy().tolist() for name, ids in packed.items()} == expected
 
 
 def test_prefixes_count_characters_not_bytes():

@@ -20,8 +20,8 @@ def reject_one(folder, suffix="csv", column=None, value=None, change=None, **opt
     path = raw_logs.write_rows(folder / "in", rows, suffix)
     if change is not None:
         content = path.read_bytes().split(b"\n")
-        place = 21 if suffix != "jsonl" else 20
-        content[place] = change(content[place])
+        index = 21 if suffix != "jsonl" else 20
+        content[index] = change(content[index])
         path.write_bytes(b"\n".join(content))
     mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **options)
     result = ingest(mapping, [path], folder / "log", max_reject_share=0.05)
@@ -117,8 +117,8 @@ def test_of_an_example_twice_in_a_query_the_first_row_is_kept(tmp_path, suffix, 
 def test_a_row_has_one_reject_and_holds_no_session_together(tmp_path):
     rows = raw_logs.make_rows(30)
     rows[9] |= {"time": "x", "rating": "x", "weight": "x", "price": "x", "id": None}
-    for place, (time, rating) in enumerate([("1600000000", "4"), ("1600001200", "bad"), ("1600002400", "4")]):
-        rows[place] |= {"user": "77", "time": time, "rating": rating}
+    for index, (time, rating) in enumerate([("1600000000", "4"), ("1600001200", "bad"), ("1600002400", "4")]):
+        rows[index] |= {"user": "77", "time": time, "rating": rating}
     path = raw_logs.write_rows(tmp_path / "in", rows)
     result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.1)
     assert (result.examples, result.rejected) == (28, 2)

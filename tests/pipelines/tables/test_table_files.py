@@ -27,8 +27,8 @@ def test_rows_are_numbered_through_row_groups_and_batches(tmp_path, monkeypatch)
     for groups, first, last in ((None, 0, 23), ((0, 1), 0, 10), ((1, 3), 10, 23)):
         chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"], groups))
         assert [row for chunk in chunks for row in chunk.rows.tolist()] == list(range(first + 1, last + 1))
-        found = [a for chunk in chunks for a in chunk.table.column("a").to_pylist()]
-        assert found == list(range(first, last))
+        values = [a for chunk in chunks for a in chunk.table.column("a").to_pylist()]
+        assert values == list(range(first, last))
         assert all(chunk.table.column_names == ["a"] and chunk.file == 4 for chunk in chunks)
 
 
