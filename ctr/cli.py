@@ -80,10 +80,10 @@ def make_commands() -> Group:
     return click.version_option(__version__, message="ctr %(version)s")(group)
 
 
-def read_words(words: Sequence[str]) -> click.Context:
+def read_words(arguments: Sequence[str]) -> click.Context:
     """Reads the options before a command; ``context.command.invoke(context)`` reads the rest and runs the command."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-    return make_commands().make_context("ctr", [*words], obj=[*words], **settings)
+    return make_commands().make_context("ctr", [*arguments], obj=[*arguments], **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,19 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0, 2 for wrong usage, or ``exit_status`` of the error that ended the command. The error is printed on one
     line, a defect with its traceback.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     if _COMPLETE in os.environ:
         return shell_complete(make_commands(), {}, "ctr", _COMPLETE, os.environ[_COMPLETE])
-    if words[:1] in ([], ["help"]):
-        words = [*words[1:], "--help"]
+    if arguments[:1] in ([], ["help"]):
+        arguments = [*arguments[1:], "--help"]
     # Needed before the options are parsed: usage errors have this form, too.
-    is_lines = f"--log-format={JSON}" in words or ("--log-format", JSON) in itertools.pairwise(words)
+    is_lines = f"--log-format={JSON}" in arguments or ("--log-format", JSON) in itertools.pairwise(arguments)
     context = None
     with log_format(JSON if is_lines else TEXT):
         try:
             cli_output.connect()
             cli_output.set_verbosity(0)
-            context = read_words(words)
+            context = read_words(arguments)
             with context:
                 context.command.invoke(context)
             sys.stdout.flush()
@@ -169,11 +169,11 @@ def demo(
     check_demo_folder(out)
     load_tensorflow(keeps_loops=True)
     # The report alone is the result.
-    shown = io.StringIO() if is_quiet() else sys.stderr if is_json() else sys.stdout
-    with contextlib.redirect_stdout(shown):
-        for words in demo_commands(out, examples):
-            print(f"\nctr {shlex.join(words)}", flush=True)
-            with read_words(words) as context:
+    output = io.StringIO() if is_quiet() else sys.stderr if is_json() else sys.stdout
+    with contextlib.redirect_stdout(output):
+        for command in demo_commands(out, examples):
+            print(f"\nctr {shlex.join(command)}", flush=True)
+            with read_words(command) as context:
                 context.command.invoke(context)
     report = out / "report.html"
     print_result({"report": str(report)}, f"The report: {report}")

@@ -123,7 +123,7 @@ class Bar:
 
     def __call__(self, position: int, metrics: Mapping[str, Any] | None = None) -> None:
         values = {key: value for key, value in (metrics or {}).items() if value is not None}
-        shown = [f"{name} {values[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in values]
+        texts = [f"{name} {values[key]:.4f}" for key, name in _RUNNING_METRICS.items() if key in values]
         is_first, self._is_late = self._is_late, False
         if is_first:
             # A compilation, and rows that a resumed run had passed before, say nothing about the rate.
@@ -131,9 +131,9 @@ class Bar:
         self._position = position
         if self._says_lines and self._clock() - self._line_at >= LINE_SECONDS:
             self._line_at = self._clock()
-            note(", ".join([*self._pace(), *shown]))
-        if shown:
-            self._bar.set_postfix_str(", ".join(shown), refresh=is_first)
+            note(", ".join([*self._pace(), *texts]))
+        if texts:
+            self._bar.set_postfix_str(", ".join(texts), refresh=is_first)
         self._bar.update(position - self._bar.n)
 
     def _pace(self) -> list[str]:

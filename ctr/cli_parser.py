@@ -144,8 +144,8 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     # Python takes names such as `from` and `set` for itself.
     name = parameter.name.rstrip("_").replace("_", "-")
     if parameter.kind is not parameter.KEYWORD_ONLY:
-        shown = more["metavar"] if more["required"] else f"[{more['metavar']}]"
-        more |= {"nargs": -1, "metavar": f"{shown}..."} if is_many else {"metavar": shown}
+        usage = more["metavar"] if more["required"] else f"[{more['metavar']}]"
+        more |= {"nargs": -1, "metavar": f"{usage}..."} if is_many else {"metavar": usage}
         return click.Argument([parameter.name], **more)
     return click.Option([f"--{name}", parameter.name], is_flag=kind is bool, multiple=is_many, **more)
 

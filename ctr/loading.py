@@ -21,7 +21,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
     TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    shown = b""
+    printed = b""
     with tempfile.TemporaryFile() as notices:
         sys.stderr.flush()
         standard_error = os.dup(2)
@@ -31,12 +31,12 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
                 import tensorflow
         except Exception:
             notices.seek(0)
-            shown = notices.read()
+            printed = notices.read()
             raise
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
-            print(end=shown.decode(errors="replace"), file=sys.stderr, flush=True)
+            print(end=printed.decode(errors="replace"), file=sys.stderr, flush=True)
     # Its warnings, for example about a retraced function, are for developers.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)

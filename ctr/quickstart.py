@@ -171,10 +171,10 @@ def draft_table(
     if options.label is not None:
         return draft_mapping(table, sample, options)
     choices = list_labels(table, sample)
-    shown = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
-    say("\n".join([f"{path}: the label can be", *(f"  {line}" for line in shown)]))
+    labels = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
+    say("\n".join([f"{path}: the label can be", *(f"  {line}" for line in labels)]))
     hint = (
-        joined(shown) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
+        joined(labels) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
     )
     raise InputError(f"{path}: --label is required: the column that says which rows are positive", hint)
 

@@ -54,7 +54,7 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4409,
     "models": 2053,
-    "optim": 7220,
+    "optim": 7212,
     "pipelines": 8310,
     "tests": 52624,
     "tests/api": 269,

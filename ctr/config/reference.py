@@ -46,15 +46,15 @@ def key_rows(model: type, under: str = "", what: str = "") -> list[dict[str, Any
 
 def key_table(rows: list[dict[str, Any]]) -> str:
     """Formats keys, a line each: the key with its default, what is allowed, and the meaning."""
-    shown = []
+    texts = []
     for row in rows:
         is_group = row["allowed"].startswith("group") or (
             row["default"] and isinstance(row["default"], Mapping)
         )
         default = "(required)" if row["required"] else _short(row["default"])
-        shown.append(row["key"] if is_group else f"{row['key']}: {default}")
-    width = max(len(text) for text in shown if len(text) <= 60 or len(rows) == 1)
-    lines = zip(shown, rows, strict=True)
+        texts.append(row["key"] if is_group else f"{row['key']}: {default}")
+    width = max(len(text) for text in texts if len(text) <= 60 or len(rows) == 1)
+    lines = zip(texts, rows, strict=True)
     return "\n".join(f"{text:<{width}}  {row['meaning']} [{row['allowed']}]" for text, row in lines)
 
 
@@ -89,8 +89,8 @@ def _groups(node: Schema, step: str) -> Iterator[tuple[Schema, str]]:
 def _allowed(node: Schema) -> str:
     """Describes type and bounds in words; a title names the type."""
     # A title describes the pattern in words.
-    shown = {name: words for name, words in _BOUNDS.items() if name != "pattern" or "title" not in node}
-    bounds = [words.format(_short(node[name])) for name, words in shown.items() if name in node]
+    forms = {name: form for name, form in _BOUNDS.items() if name != "pattern" or "title" not in node}
+    bounds = [form.format(_short(node[name])) for name, form in forms.items() if name in node]
     return ", ".join([_type(node), *bounds])
 
 

@@ -149,7 +149,7 @@ def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> 
         # Rounding may make it negative.
         values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
     if "individual" in wanted:
-        values["individual"] = _individual(inputs, gradients) / count
+        values["individual"] = tf.matmul(inputs, gradients, transpose_a=True) / count
     if "norms" in wanted:
         # Of one position |a (x) dz|^2 = |a|^2 |dz|^2; of several, products of all pairs of positions.
         pairs = (tf.matmul(tensor, tensor, transpose_b=True) for tensor in (inputs, gradients))
@@ -163,16 +163,11 @@ def _joint(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     return tf.matmul(*flat, transpose_a=True)
 
 
-def _individual(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Sums a (x) dz over the positions of each row, [N, in, units]."""
-    return tf.matmul(inputs, gradients, transpose_a=True)
-
-
 def _sum_of_squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     """Sums the squares of each row's a (x) dz, [in, units]; dense layers need no memory for each row."""
     if inputs.shape[1] == 1:
         return _joint(tf.square(inputs), tf.square(gradients))
-    return tf.reduce_sum(tf.square(_individual(inputs, gradients)), 0)
+    return tf.reduce_sum(tf.square(tf.matmul(inputs, gradients, transpose_a=True)), 0)
 
 
 def _by_loss(

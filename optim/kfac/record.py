@@ -99,11 +99,8 @@ def check_inputs(model: Any, inputs: tf.Tensor) -> None:
         )
 
 
-Hear = Callable[..., Any]
-
-
 @contextlib.contextmanager
-def _heard(model: Any, hear: Hear) -> Iterator[None]:
+def _heard(model: Any, hear: Callable[..., Any]) -> Iterator[None]:
     """Replaces the ``call`` of each layer of a model by ``hear(layer, call, inputs, ...)`` in the block.
 
     Keras has no hooks. The attribute is not set by way of Keras, which would track it.
