@@ -47,10 +47,10 @@ def tuning_rows(
         return [], f"{reference.plan.name} has not finished a seed of the sweep"
     base, points = costs.arms.get(baseline), list[CurvePoint | None]()
     for entry in (reference, arm, *swept):
-        own, cost = costs.arms.get(entry.plan.name), None
-        if own is not None and kind == "flops":
-            cost = pass_flops(own)
-        elif own is not None and base is not None and (time := pass_time(own, base)) is not None:
+        arm_costs, cost = costs.arms.get(entry.plan.name), None
+        if arm_costs is not None and kind == "flops":
+            cost = pass_flops(arm_costs)
+        elif arm_costs is not None and base is not None and (time := pass_time(arm_costs, base)) is not None:
             cost = time.value
         runs = [entry.runs[seed] for seed in seeds if seed in entry.runs]
         is_whole = len(runs) == len(seeds) and all(
