@@ -44,7 +44,7 @@ LINES = {
     "ctr/api": 410,
     "ctr/config": 780,
     "ctr/data": 6568,
-    "ctr/experiments": 2680,
+    "ctr/experiments": 2676,
     "ctr/io": 1836,
     "ctr/objective": 1280,
     "ctr/search": 1824,
@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7220,
     "pipelines": 8365,
-    "tests": 52465,
+    "tests": 52464,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

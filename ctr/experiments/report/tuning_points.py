@@ -15,8 +15,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.tidy import Row, row
-from ctr.experiments.report.costs import pass_flops, pass_time
-from ctr.experiments.report.runs import Costs, MeasuredArm
+from ctr.experiments.report.runs import Costs, MeasuredArm, pass_flops, pass_time
 
 ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
 CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time

@@ -14,9 +14,9 @@ from ctr.eval.report.figures import Figure, Point
 from ctr.eval.report.page import PageContext, Section, render_page
 from ctr.eval.run_files import config_text
 from ctr.eval.tidy import as_csv
-from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import Experiment, read_experiment
+from ctr.experiments.report.runs import cost_ratios
 from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant, table_lines
 from ctr.experiments.report.tuning_points import ACCURACY
 from ctr.io.files import write_atomic_bytes
