@@ -171,9 +171,9 @@ def nothing_learned(summary: Mapping[str, Any]) -> str:
     if value is None or (value <= 1 and (high is None or high < 1)):
         return ""
     decimals = decimals_for(low, high)
-    shown = f"normalized entropy {fixed(value, decimals)}"
+    entropy = f"normalized entropy {fixed(value, decimals)}"
     if low is not None:
-        shown += f" {interval(low, high, decimals)}"
+        entropy += f" {interval(low, high, decimals)}"
     if value > 1 and (low is None or low > 1):
-        return f"nothing was learned: the predictions are worse than the base rate alone ({shown}, above 1)"
-    return f"nothing was learned beyond the base rate ({shown}: the interval is not below 1)"
+        return f"nothing was learned: the predictions are worse than the base rate alone ({entropy}, above 1)"
+    return f"nothing was learned beyond the base rate ({entropy}: the interval is not below 1)"

@@ -71,7 +71,7 @@ class Difference:
     key: str
     values: dict[str, Any]
 
-    def shown(self, side: str) -> str:
+    def text(self, side: str) -> str:
         """Value of a side as JSON; `ABSENT` when it has none."""
         return json.dumps(self.values[side]) if side in self.values else display.ABSENT
 
@@ -165,7 +165,7 @@ class RunComparison:
             lines += ["", "The configurations are equal."]
         for title, differences in (("configuration", self.configuration), ("environment", self.environment)):
             if differences:
-                rows = [[entry.key, *(_clipped(entry.shown(side)) for side in "ab")] for entry in differences]
+                rows = [[entry.key, *(_clipped(entry.text(side)) for side in "ab")] for entry in differences]
                 lines += ["", *display.aligned([[title, "a", "b"], *rows])]
         if self.environment:
             lines.append("Speeds may differ by more than the configuration.")

@@ -105,15 +105,11 @@ class Timeline:
         )
 
     def series(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """A metric of `SERIES` and the interval's ends, each [W]."""
+        """A metric of `SERIES` and the interval's ends, each [W]; NaN where the denominator is 0."""
         estimate = self.estimate(metric)
         if metric == "calibration_ratio":
             return estimate.point, *click_ratio_interval(estimate, self.sums[..., SUMS.index("clicks")].T)
         return estimate.point, *estimate.interval()
-
-    def click_ratio(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Predicted over actual clicks and the interval's ends, each [W]; NaN without clicks."""
-        return self.series("calibration_ratio")
 
     def last_window(self) -> Self:
         """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.

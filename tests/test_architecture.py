@@ -44,7 +44,7 @@ LINES = {
     "ctr/api": 410,
     "ctr/config": 780,
     "ctr/data": 6575,
-    "ctr/experiments": 2684,
+    "ctr/experiments": 2676,
     "ctr/io": 1836,
     "ctr/objective": 1280,
     "ctr/search": 1824,
@@ -52,11 +52,11 @@ LINES = {
     "ctr/simulator": 1406,
     "ctr/training": 11477,
     "ctr/workers": 1359,
-    "eval": 4409,
+    "eval": 4396,
     "models": 2053,
     "optim": 7212,
     "pipelines": 8310,
-    "tests": 52624,
+    "tests": 52622,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

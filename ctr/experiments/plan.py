@@ -91,7 +91,7 @@ class PlannedArm(Record):
     families: list[PlannedFamily] = []
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         return self.title or self.name
 
 

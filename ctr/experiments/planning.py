@@ -79,7 +79,7 @@ def make_plan(
                 arm = arms[name].model_copy(update={"title": title, "paper": {}, "retrain": ()})
                 entry = planner.plan_arm(f"{name}@{point}", arm, sweep.seeds, key, changes)
                 planned.append(entry.model_copy(update={"of": name, "point": point}))
-    _check_shown(experiment.slices, planned, where)
+    _check_slices(experiment.slices, planned, where)
     scored, calls = experiment.scored, planner.calls
     plan = Plan(
         title=experiment.title,
@@ -220,12 +220,12 @@ def _planned_runs(calls: Sequence[Call]) -> list[PlannedRun]:
     return [PlannedRun(seed=call.seed or 0, folder=call.folder) for call in calls]
 
 
-def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedArm], where: str) -> None:
+def _check_slices(named: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedArm], where: str) -> None:
     """Raises InputError when no arm measures a slice that the tables are to show."""
     sizes: dict[str, int] = {}
     for family in (family for arm in arms if arm.of is None for family in arm.families):
         sizes[family.name] = max(sizes.get(family.name, 0), len(family.slices))
-    for name, entry in shown.items():
+    for name, entry in named.items():
         if entry.family not in sizes:
             names = ", ".join(sizes) or "none is measured by any arm"
             raise InputError(

@@ -118,8 +118,8 @@ def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str
     path, seen = out / SEARCH_FILE, out / "log.json"
     if (out / "supernet").exists():
         # Titles, notes and the seeds of the final comparison do not change the search.
-        words = {key: getattr(whole, key) for key in ("title", "note", "seeds")}
-        before = load_model(SearchConfig, path, "search").model_copy(update=words)
+        described = {key: getattr(whole, key) for key in ("title", "note", "seeds")}
+        before = load_model(SearchConfig, path, "search").model_copy(update=described)
         differences = differing_keys(_comparable(before, str(path)), _comparable(whole, str(path)))
         if differences:
             raise InputError(f"{out}: holds another search: {joined(differences)}; use another directory")

@@ -151,12 +151,12 @@ def _one_pass(
     def report(*_: Any) -> None:
         state = begun[0].remembered(sizes)
         percent = 100 * state.examples // plan.examples
-        if not shown or percent > shown[-1]:
-            shown.append(percent)
+        if not reported or percent > reported[-1]:
+            reported.append(percent)
             best = described(plan.space.values(plan.policy.most_likely(state.controller.logits)))
             progress(f"supernet {percent}%: entropy {entropy(state.controller.logits):.3f}, now {best}")
 
-    shown: list[int] = []
+    reported: list[int] = []
     with stop_signals() as stop, open_session(log, config, run_dir, report, begin=begin) as session:
         if not is_done():
             session.advance(partial=True, stop=lambda: is_done() or stop() is not None)

@@ -152,16 +152,15 @@ def run_auction(
     order = np.argsort(-rank_by, axis=1, kind="stable")[:, : config.slots + 1]
     ranked = candidates.take(order)
     worth, bid = (np.take_along_axis(each, order, axis=1) for each in (worth, bid))
-    slots = config.slots
     position = np.broadcast_to(np.arange(1, order.shape[1] + 1), order.shape)
-    in_slot = ranked.present & (position <= slots)
+    in_slot = ranked.present & (position <= config.slots)
     predicted = np.zeros(order.shape, np.float32)
     predicted[in_slot] = policy(queries, ads, _placed(ads, ranked, np.nonzero(in_slot), position))
-    drawn = 1 + np.floor(ranked.depth * slots)
+    drawn = 1 + np.floor(ranked.depth * config.slots)
     is_worth = bid * predicted >= config.reserve
     wanted = np.where(queries.randomized[:, None], position <= drawn[:, None], is_worth)
-    shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
-    query, slot = np.nonzero(shown)
+    is_served = np.logical_and.accumulate(in_slot & wanted, axis=1)
+    query, slot = np.nonzero(is_served)
     following = np.zeros(order.shape)
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -229,14 +228,14 @@ def calibrate(config: WorldConfig, world: World) -> World:
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
-    shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
-    if not len(shown):
+    impressions = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
+    if not len(impressions):
         raise InputError(
             f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less "
             "from every ad and shows none; use a lower reserve"
         )
-    seen = visibility(world, day.queries, shown)
-    logit = true_logit(config, world, world.first, day.queries, day.ads, shown)
+    seen = visibility(world, day.queries, impressions)
+    logit = true_logit(config, world, world.first, day.queries, day.ads, impressions)
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -264,12 +263,13 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
     for begin in range(0, len(day.queries), _CHUNK):
         queries = day.queries.slice(begin, begin + _CHUNK)
         candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
-        shown = run_auction(config, policy, queries, day.ads, candidates)
-        quality = logistic(true_logit(config, world, day.now, queries, day.ads, shown)).astype(np.float32)
-        seen = visibility(world, queries, shown).astype(np.float32)
+        impressions = run_auction(config, policy, queries, day.ads, candidates)
+        logit = true_logit(config, world, day.now, queries, day.ads, impressions)
+        quality = logistic(logit).astype(np.float32)
+        seen = visibility(world, queries, impressions).astype(np.float32)
         # Whoever examines a place examines all that are more visible.
-        examined = queries.reads[shown.query] < seen
-        yield Served(queries, shown, quality, seen, examined, examined & (shown.mind < quality))
+        examined = queries.reads[impressions.query] < seen
+        yield Served(queries, impressions, quality, seen, examined, examined & (impressions.mind < quality))
 
 
 def interest_logit(

@@ -133,16 +133,16 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
     """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
-    shown, queries = served.impressions, served.queries
-    query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
+    impressions, queries = served.impressions, served.queries
+    query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[impressions.query]
     keys: dict[str, Any] = {
-        **dict.fromkeys(("query_time", "timestamp"), queries.time_us[shown.query]),
+        **dict.fromkeys(("query_time", "timestamp"), queries.time_us[impressions.query]),
         "query_id": query_id,
-        "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
+        "example_id": query_id * ADS_PER_QUERY_LIMIT + impressions.position,
         "label": served.clicked.astype(np.int8),
-        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(len(shown), np.float32)),
+        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(len(impressions), np.float32)),
     }
-    return ids.table(keys, queries, shown)
+    return ids.table(keys, queries, impressions)
 
 
 def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | None = None) -> None:
@@ -192,7 +192,7 @@ def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
-    shown = served.impressions
+    impressions = served.impressions
     truth = {
         "probability": served.quality * served.visibility,
         "quality": served.quality,
@@ -200,10 +200,10 @@ def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
         "examined": served.examined,
     }
     auction = {
-        "predicted": shown.predicted,
-        "bid": day.ads.bid[shown.ad].astype(np.float32),
-        "price": shown.price,
-        "randomized": served.queries.randomized[shown.query],
+        "predicted": impressions.predicted,
+        "bid": day.ads.bid[impressions.ad].astype(np.float32),
+        "price": impressions.price,
+        "randomized": served.queries.randomized[impressions.query],
     }
     return pa.table(truth), pa.table(auction)
 

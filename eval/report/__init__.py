@@ -1,6 +1,6 @@
 """Report of one or more runs: one HTML file, offline, the same for the same results.
 
-`courses` reads the sums, `figures` draws, `words` says the verdicts, and `page` fills the one
+`courses` reads the sums, `figures` draws, `sentences` says the verdicts, and `page` fills the one
 template; the reports of experiments and of searches are in their rooms.
 """
 
@@ -17,11 +17,11 @@ from ctr.eval.click_ratio import describe
 from ctr.eval.display import Number
 from ctr.eval.intervals import difference
 from ctr.eval.progressive import SLICES_SHOWN
-from ctr.eval.report import figures, words
+from ctr.eval.report import figures, sentences
 from ctr.eval.report.courses import baseline_loglosses, by_day, has_event_time, merged_course, middle_times
 from ctr.eval.report.figures import Figure, Line
 from ctr.eval.report.page import PageContext, Section, is_page, render_page
-from ctr.eval.report.runs import FeatureFacts, ShownRun, show_runs
+from ctr.eval.report.runs import FeatureFacts, ReportedRun, reported_runs
 from ctr.eval.run_comparison import (
     COSTS,
     SEED_NOTE,
@@ -73,10 +73,10 @@ def render_report(folders: Sequence[Path]) -> str:
 
 def report_context(folders: Sequence[Path]) -> PageContext:
     """Returns the content of the page about runs; raises InputError where a run cannot be read."""
-    runs = show_runs(folders)
+    runs = reported_runs(folders)
     compared = _compare(runs)
     lead = (
-        f"{', '.join(shown.name for shown in runs)}{_period(runs)}. Every example was scored before the model was "
+        f"{', '.join(run.name for run in runs)}{_period(runs)}. Every example was scored before the model was "
         "trained on it, so all metrics are on data not yet trained on. Intervals are 95%, over queries."
     )
     sections = (
@@ -90,47 +90,47 @@ def report_context(folders: Sequence[Path]) -> PageContext:
         _configuration(runs),
     )
     return PageContext(
-        title="Training report",
+        title="Training report" if len(runs) == 1 else "Comparison of runs",
         lead=[lead],
         verdict=_verdicts(runs, compared),
         warnings=_warnings(runs),
         sections=[section for section in sections if section is not None],
-        marks=[shown.name for shown in runs],
+        marks=[run.name for run in runs],
     )
 
 
-def _compare(runs: Sequence[ShownRun]) -> dict[int, RunComparison | str]:
+def _compare(runs: Sequence[ReportedRun]) -> dict[int, RunComparison | str]:
     compared: dict[int, RunComparison | str] = {}
-    for index, shown in enumerate(runs[1:], 1):
+    for index, run in enumerate(runs[1:], 1):
         try:
-            compared[index] = compare_read_runs(runs[0].run, shown.run)
+            compared[index] = compare_read_runs(runs[0].results, run.results)
         except NotComparableError as error:
-            compared[index] = f"{shown.name} and {runs[0].name} are not comparable: {error}"
+            compared[index] = f"{run.name} and {runs[0].name} are not comparable: {error}"
     return compared
 
 
-def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
+def _verdicts(runs: Sequence[ReportedRun], compared: Comparisons) -> list[str]:
     """Returns whether each run is better than the first; for a single run, what it learned."""
     if len(runs) == 1:
-        return [words.what_was_learned(runs[0].summary)]
+        return [sentences.what_was_learned(runs[0].summary)]
     return [
-        result if isinstance(result, str) else words.compared(result, (runs[0].name, runs[index].name))
+        result if isinstance(result, str) else sentences.compared(result, (runs[0].name, runs[index].name))
         for index, result in compared.items()
     ]
 
 
-def _warnings(runs: Sequence[ShownRun]) -> list[str]:
+def _warnings(runs: Sequence[ReportedRun]) -> list[str]:
     """Returns the runs' warnings, each with the run's name."""
     return [
-        f"{shown.name}: {text}"
-        for shown in runs
-        for text in (shown.facts.calibration_warning, *shown.facts.warnings)
+        f"{run.name}: {text}"
+        for run in runs
+        for text in (run.facts.calibration_warning, *run.facts.warnings)
         if text
     ]
 
 
-def _period(runs: Sequence[ShownRun]) -> str:
-    timelines = [shown.timeline for shown in runs]
+def _period(runs: Sequence[ReportedRun]) -> str:
+    timelines = [run.timeline for run in runs]
     if not all(map(has_event_time, timelines)):
         return ""
     ends = (
@@ -142,39 +142,42 @@ def _period(runs: Sequence[ShownRun]) -> str:
     )
 
 
-def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
+def _results(runs: Sequence[ReportedRun], compared: Comparisons) -> Section:
     heads = ["run", *(display.METRIC_TITLES[metric] for metric in COMPARED)]
-    rows = [[shown.name, *(shown.number(metric).whole() for metric in COMPARED)] for shown in runs]
+    rows = [[run.name, *(run.number(metric).whole() for metric in COMPARED)] for run in runs]
     learned = []
-    for shown in runs:
-        loss, baselines = shown.run.metrics.logloss.estimate(), baseline_loglosses(shown.run.metrics)
+    for run in runs:
+        metrics = run.results.metrics
+        loss, baselines = metrics.logloss.estimate(), baseline_loglosses(metrics)
         texts = (
-            words.accuracy(shown.summary, shown.importance),
-            words.against_baselines(loss, baselines),
-            words.gates(shown.run.summary),
+            sentences.accuracy(run.summary, run.importance),
+            sentences.against_baselines(loss, baselines),
+            sentences.gates(run.results.summary),
         )
         learned.append(" ".join(filter(None, texts)))
     folded: list[tuple[str, str | pd.DataFrame]] = []
     if len(runs) == 1:
         said, free = learned, _baseline_rows(runs[0])
-        rows += [*free[:2], *_last_window_row(runs[0])]
+        rows += free[:2]
+        for _, _, accuracy, logloss, ratio in _course_rows(runs[0].timeline.last_window()):
+            rows.append(["last window", accuracy, "–", logloss, "–", "–", ratio])
         if free[2:]:
             others = pd.DataFrame(free[2:], columns=heads)[["run", "logloss", "normalized entropy"]]
             folded.append(("Base rates by other features", others))
     else:
         whole = [
-            f"{shown.name}: {words.what_was_learned(shown.summary)} {text}"
-            for shown, text in zip(runs, learned, strict=True)
+            f"{run.name}: {sentences.what_was_learned(run.summary)} {text}"
+            for run, text in zip(runs, learned, strict=True)
         ]
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
     # Further labels are measured over the rows of which they are known.
-    for shown in runs:
-        for name, label in shown.facts.labels.items():
+    for run in runs:
+        for name, label in run.facts.labels.items():
             numbers = [
                 Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
             ]
-            title = f"{shown.name}: {name}, {display.amount(label.get('examples'))} examples"
+            title = f"{run.name}: {name}, {display.amount(label.get('examples'))} examples"
             rows.append([title, *(number.whole() for number in numbers)])
     tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
     for index, result in compared.items():
@@ -189,27 +192,22 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         said += [_prediction_words(result, names[1]), *([SEED_NOTE] if result.differs_by_seed else [])]
     said += next((result.cost_notes for result in compared.values() if not isinstance(result, str)), [])
     keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
-    costs = [[shown.name, *(display.amount(shown.run.number(key)) for key in keys)] for shown in runs]
+    costs = [[run.name, *(display.amount(run.results.number(key)) for key in keys)] for run in runs]
     heads = ["run", *COSTS.values(), "seconds in all", "examples", "queries", "queries scored"]
     tables.append(("Cost and size", pd.DataFrame(costs, columns=heads)))
     return Section("Results", said, tables=tables, folded=folded)
 
 
-def _baseline_rows(shown: ShownRun) -> list[list[str]]:
+def _baseline_rows(run: ReportedRun) -> list[list[str]]:
     """Returns the rows of predictions that cost nothing: the base rate, then those by features, the best first."""
-    estimates = baseline_loglosses(shown.run.metrics)
+    estimates = baseline_loglosses(run.results.metrics)
     rows = []
     for name in sorted(estimates, key=lambda name: (name != "the base rate", float(estimates[name].point))):
         if np.isfinite(estimates[name].point):
             loss = estimates[name].number()
-            entropy = shown.summary["normalized_entropy"] / shown.summary["logloss"] * (loss.value or 0.0)
+            entropy = run.summary["normalized_entropy"] / run.summary["logloss"] * (loss.value or 0.0)
             rows.append([name, *["–"] * 2, loss.whole(), display.fixed(entropy, loss.decimals), *["–"] * 2])
     return rows
-
-
-def _last_window_row(shown: ShownRun) -> list[list[str]]:
-    rows = _course_rows(shown.timeline.last_window())
-    return [["last window", auc, "–", loss, "–", "–", ratio] for _, _, auc, loss, ratio in rows]
 
 
 def _prediction_words(comparison: RunComparison, name: str) -> str:
@@ -222,16 +220,16 @@ def _prediction_words(comparison: RunComparison, name: str) -> str:
     )
 
 
-def _over_time(runs: Sequence[ShownRun]) -> Section | None:
-    by_time = all(has_event_time(shown.timeline) for shown in runs)
+def _over_time(runs: Sequence[ReportedRun]) -> Section | None:
+    by_time = all(has_event_time(run.timeline) for run in runs)
 
-    def line(shown: ShownRun, metric: str) -> Line:
-        timeline = shown.course
+    def line(run: ReportedRun, metric: str) -> Line:
+        timeline = run.course
         x = middle_times(timeline).astype("datetime64[us]") if by_time else timeline.windows[:, 0]
-        return Line(x, *timeline.series(metric), look=shown.look)
+        return Line(x, *timeline.series(metric), look=run.look)
 
     drawn = [
-        figures.courses(title, [line(shown, metric) for shown in runs], level=level, within=(0.0, most))
+        figures.courses(title, [line(run, metric) for run in runs], level=level, within=(0.0, most))
         for metric, title, level, most in (
             ("per_query_auc", "PerQueryAUC", 0.5, 1.0),
             ("logloss", "logloss", None, np.inf),
@@ -239,61 +237,61 @@ def _over_time(runs: Sequence[ShownRun]) -> Section | None:
         )
     ]
     if drawn[0] is None:
-        windows = [run_files.read_windows(shown.run.folder) for shown in runs]
+        windows = [run_files.read_windows(run.results.folder) for run in runs]
         lines = [Line(*merged_course(table, "auc"), look=look) for look, table in enumerate(windows)]
         drawn[0] = figures.courses("AUC", lines, level=0.5, within=(0.0, 1.0))
     observed = line(runs[0], "click_rate")._replace(color=figures.QUIET)
-    predicted = [line(shown, "predicted_click_rate")._replace(low=None, high=None) for shown in runs]
+    predicted = [line(run, "predicted_click_rate")._replace(low=None, high=None) for run in runs]
     drawn.append(
         figures.courses("click rate", [observed, *predicted], note="gray: observed", within=(0.0, 1.0))
     )
     first, note = runs[0].course, f"from {runs[0].name}, paired"
     for metric, title in _PAIRED.items():
         lines = []
-        for shown in runs[1:]:
-            if len(first) and shown.course.matches(first):
-                change = difference(first.estimate(metric), shown.course.estimate(metric))
+        for run in runs[1:]:
+            if len(first) and run.course.matches(first):
+                change = difference(first.estimate(metric), run.course.estimate(metric))
                 ends = change.interval()
-                lines.append(Line(line(shown, metric).x, change.point, *ends, look=shown.look))
+                lines.append(Line(line(run, metric).x, change.point, *ends, look=run.look))
         drawn.append(figures.courses(f"difference in {title}", lines, level=0.0, note=note))
-    shown_figures = [figure for figure in drawn if figure is not None]
-    if not shown_figures:
+    present = [figure for figure in drawn if figure is not None]
+    if not present:
         return None
     axis = "event time (UTC)" if by_time else "examples"
     last = [
-        f"{shown.name} has predicted / actual clicks of {cells[-1]}"
-        for shown in runs
-        for cells in _course_rows(shown.timeline.last_window())
+        f"{run.name} has predicted / actual clicks of {cells[-1]}"
+        for run in runs
+        for cells in _course_rows(run.timeline.last_window())
     ]
     about = f"Over {axis}; a point is a stretch of the pass. In the last window, {'; '.join(last)}."
-    return Section("Over time", [about] if last else [], shown_figures)
+    return Section("Over time", [about] if last else [], present)
 
 
-def _calibration(runs: Sequence[ShownRun]) -> Section:
+def _calibration(runs: Sequence[ReportedRun]) -> Section:
     said, deciles = [], []
-    for shown in runs:
-        ends = (shown.deciles[name].tolist() for name in _RATIO)
+    for run in runs:
+        ends = (run.deciles[name].tolist() for name in _RATIO)
         numbers = [Number(*cells) for cells in zip(*ends, strict=True)]
         deciles.append({f"decile {index}": number for index, number in enumerate(numbers, 1)})
-        ratio, top = shown.number("calibration_ratio"), numbers[-1]
+        ratio, top = run.number("calibration_ratio"), numbers[-1]
         tenth = f"; {top.whole()} in the tenth of the highest predictions" if top.value == top.value else ""
         verdict = describe(ratio.value, ratio.low, ratio.high)
-        said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
+        said.append(f"{run.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
     is_known = any(number.value == number.value for numbers in deciles for number in numbers.values())
     title, note = "Predicted / actual clicks", "by decile of prediction"
     drawn = [figures.by_name(title, deciles, [*deciles[0]], level=1.0, note=note)] if is_known else []
     return Section("Calibration", said, drawn)
 
 
-def _slices(runs: Sequence[ShownRun]) -> Section | None:
-    features = dict.fromkeys(name for shown in runs for name in shown.run.metrics.slices)
+def _slices(runs: Sequence[ReportedRun]) -> Section | None:
+    features = dict.fromkeys(name for run in runs for name in run.results.metrics.slices)
     if not features:
         return None
-    worst, shown_tables = [], []
+    worst, slice_tables = [], []
     for feature in features:
-        sliced = [shown for shown in runs if feature in shown.run.metrics.slices]
-        tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
-        names = next((mapping for shown in runs if (mapping := shown.facts.slice_names.get(feature))), {})
+        sliced = [run for run in runs if feature in run.results.metrics.slices]
+        tables = [run.results.metrics.slices[feature].result().set_index("id") for run in sliced]
+        names = next((mapping for run in runs if (mapping := run.facts.slice_names.get(feature))), {})
         # Stable: of equal weight the smaller id.
         most = max(SLICES_SHOWN // len(runs), _FEWEST_SLICES)
         heaviest = tables[0].sort_values("weight", ascending=False, kind="stable").index[:most].tolist()
@@ -302,28 +300,30 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
         tables = [table.reindex(heaviest) for table in tables]
         texts = [names.get(value, f"id {value}") for value in heaviest]
         rows = [
-            [text, shown.name, *_slice_cells(table.iloc[index])]
+            [text, run.name, *_slice_cells(table.iloc[index])]
             for index, text in enumerate(texts)
-            for shown, table in zip(sliced, tables, strict=True)
+            for run, table in zip(sliced, tables, strict=True)
         ]
         measured = ["observed click rate", "predicted / actual clicks", "logloss", "AUC"]
         heads = ["value", "run", "weight", *measured]
         cells = pd.DataFrame(rows, columns=heads)
-        shown_tables.append((f"By {feature}", cells if len(runs) > 1 else cells.drop(columns="run")))
+        slice_tables.append((f"By {feature}", cells if len(runs) > 1 else cells.drop(columns="run")))
         if sliced[0] is runs[0]:
             worst.append((feature, tables[0].assign(name=texts)))
     about = (
         "The values with the most weight of each feature. AUC is from bins of 1/16 logit and has no interval."
     )
-    if any(shown.has_default_slices for shown in runs):
+    if any(run.has_default_slices for run in runs):
         about += " No metrics.slices are configured: these are the features whose values differ most in calibration."
-    said = f"{runs[0].name}: {words.worst_slice(worst)}" if len(runs) > 1 else words.worst_slice(worst)
+    said = (
+        f"{runs[0].name}: {sentences.worst_slice(worst)}" if len(runs) > 1 else sentences.worst_slice(worst)
+    )
     count = 2 if len(runs) == 1 else 1
     return Section(
         "Slices",
         [said, about] if worst else [about],
-        tables=shown_tables[:count],
-        folded=shown_tables[count:],
+        tables=slice_tables[:count],
+        folded=slice_tables[count:],
     )
 
 
@@ -335,11 +335,11 @@ def _slice_cells(row: "pd.Series[float]") -> list[str]:
     return [*texts, display.fixed(row["auc"], 3)]
 
 
-def _days(runs: Sequence[ShownRun]) -> Section | None:
+def _days(runs: Sequence[ReportedRun]) -> Section | None:
     rows = []
-    for shown in runs:
-        days, timeline = by_day(shown.timeline)
-        rows += [[day, shown.name, *cells] for day, cells in zip(days, _course_rows(timeline), strict=True)]
+    for run in runs:
+        days, timeline = by_day(run.timeline)
+        rows += [[day, run.name, *cells] for day, cells in zip(days, _course_rows(timeline), strict=True)]
     if len({row[0] for row in rows}) < 2:
         return None
     metrics = ["observed click rate", "PerQueryAUC", "logloss", "predicted / actual clicks"]
@@ -358,10 +358,10 @@ def _course_rows(timeline: Timeline) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def _features(runs: Sequence[ShownRun]) -> Section | None:
+def _features(runs: Sequence[ReportedRun]) -> Section | None:
     measured = [
-        {} if shown.importance is None else {entry.name: entry for entry in shown.importance.features}
-        for shown in runs
+        {} if run.importance is None else {entry.name: entry for entry in run.importance.features}
+        for run in runs
     ]
     gains = [
         {name: entry.increase for name, entry in entries.items() if entry.verdict.startswith("yes")}
@@ -375,11 +375,11 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
             "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
             "unknown values, whose values are exchanged between neighboring rows instead."
         )
-    for shown, entries, certain in zip(runs, measured, gains, strict=True):
-        said += [f"{shown.name}: no feature differs from 0 for certain."] if entries and not certain else []
-    for name in dict.fromkeys(chain(*gains, *measured, *(shown.facts.features for shown in runs))):
-        for shown, entries, certain in zip(runs, measured, gains, strict=True):
-            about, entry = shown.facts.features.get(name, FeatureFacts()), entries.get(name)
+    for run, entries, certain in zip(runs, measured, gains, strict=True):
+        said += [f"{run.name}: no feature differs from 0 for certain."] if entries and not certain else []
+    for name in dict.fromkeys(chain(*gains, *measured, *(run.facts.features for run in runs))):
+        for run, entries, certain in zip(runs, measured, gains, strict=True):
+            about, entry = run.facts.features.get(name, FeatureFacts()), entries.get(name)
             shares = [
                 display.ABSENT if share is None else display.percent(share)
                 for share in (about.missing, about.out_of_range)
@@ -388,22 +388,13 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
             if entry is not None and name in certain:
                 effect = [entry.increase.whole(signed=True), f"{entry.share.times(100).text(signed=True)}%"]
             way = "shuffled" if entry is not None and entry.is_shuffled else ""
-            rows.append([name, shown.name, about.kind, *shares, *effect, way])
+            rows.append([name, run.name, about.kind, *shares, *effect, way])
     if not rows:
         return None
     names = [*dict.fromkeys(chain(*gains))][:_FEATURES_DRAWN]
     drawn = [figures.by_name("Increase of logloss without a feature", gains, names)] if names else []
-    heads = [
-        "feature",
-        "run",
-        "kind",
-        "missing",
-        "out of range",
-        "increase of logloss",
-        "of the logloss",
-        "by",
-    ]
-    table = pd.DataFrame(rows, columns=heads)
+    heads = ["feature", "run", "kind", "missing", "out of range"]
+    table = pd.DataFrame(rows, columns=[*heads, "increase of logloss", "of the logloss", "by"])
     table = table.drop(columns=["by"] * (not table["by"].any()) + ["run"] * (len(runs) == 1))
     return _table_section("Features", said, drawn, table)
 
@@ -415,54 +406,52 @@ def _table_section(title: str, said: Sequence[str], drawn: Sequence[Figure], tab
     return Section(title, said, drawn, folded=[(f"All {len(table)} rows", table)])
 
 
-def _faults(runs: Sequence[ShownRun]) -> Section | None:
+def _faults(runs: Sequence[ReportedRun]) -> Section | None:
     rows = [
-        [shown.name, title, display.amount(count), "; ".join(details)]
-        for shown in runs
-        for title, count, details in shown.faults
+        [run.name, title, display.amount(count), "; ".join(details)]
+        for run in runs
+        for title, count, details in run.faults
     ]
     if not rows:
         return None
     table = pd.DataFrame(rows, columns=["run", "fault", "number", "which"])
     about = "What could not be used or failed, and what the run did about it."
-    clean = [f"{shown.name}: no faults." for shown in runs if not shown.faults]
+    clean = [f"{run.name}: no faults." for run in runs if not run.faults]
     return Section("Faults", [about, *clean], tables=[("", table)])
 
 
-def _configuration(runs: Sequence[ShownRun]) -> Section:
-    names = [shown.name for shown in runs]
+def _configuration(runs: Sequence[ReportedRun]) -> Section:
+    names = [run.name for run in runs]
     said, tables = [], []
     if len(runs) > 1:
-        for title, trees in (
-            ("Keys of the configuration that differ", {shown.name: shown.run.config for shown in runs}),
-            (
-                "Entries of the environment that differ: speeds may differ by more than the configuration",
-                {shown.name: shown.environment for shown in runs},
-            ),
+        keys = differing_keys({run.name: run.results.config for run in runs})
+        entries = differing_keys({run.name: run.environment for run in runs})
+        said += [] if keys else ["The configurations are equal."]
+        speeds = "speeds may differ by more than the configuration"
+        for title, differences in (
+            ("Keys of the configuration that differ", keys),
+            (f"Entries of the environment that differ: {speeds}", entries),
         ):
-            rows = [[entry.key, *map(entry.shown, names)] for entry in differing_keys(trees)]
+            rows = [[difference.key, *map(difference.text, names)] for difference in differences]
             tables += [(title, pd.DataFrame(rows, columns=["key", *names]))] if rows else []
-        if not differing_keys({shown.name: shown.run.config for shown in runs}):
-            said.append("The configurations are equal.")
-    said += [f"{shown.name}: {note}." for shown in runs for note in shown.facts.notes]
+    said += [f"{run.name}: {note}." for run in runs for note in run.facts.notes]
     said.append(
         "To repeat a run: save its configuration as config.yaml; then ctr train LOG --config config.yaml --out "
         "NEW_RUN in the same environment gives the same bits from the same log."
     )
     values: list[list[str]] = []
     for key, title in _COUNTS.items():
-        values.append([title, *(display.amount(shown.run.number(key)) for shown in runs)])
-    learned_by = [str(shown.run.summary.get("dense_optimizer", display.ABSENT)) for shown in runs]
+        values.append([title, *(display.amount(run.results.number(key)) for run in runs)])
+    learned_by = [str(run.results.summary.get("dense_optimizer", display.ABSENT)) for run in runs]
     values.append(["dense weights learned by", *learned_by])
-    values.append(["configuration, SHA-256", *(shown.run.config_sha256 for shown in runs)])
-    values.append(["log, SHA-256", *(shown.run.log_sha256 for shown in runs)])
-    values.append(["folder", *(str(shown.run.folder) for shown in runs)])
-    keys = dict.fromkeys(key for shown in runs for key in shown.environment)
-    for key in keys:
-        entries = [shown.environment.get(key, display.ABSENT) for shown in runs]
-        values.append([key, *(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries)])
+    values.append(["configuration, SHA-256", *(run.results.config_sha256 for run in runs)])
+    values.append(["log, SHA-256", *(run.results.log_sha256 for run in runs)])
+    values.append(["folder", *(str(run.results.folder) for run in runs)])
+    for key in dict.fromkeys(key for run in runs for key in run.environment):
+        cells = [run.environment.get(key, display.ABSENT) for run in runs]
+        values.append([key, *(cell if isinstance(cell, str) else json.dumps(cell) for cell in cells)])
     folded: list[tuple[str, str | pd.DataFrame]] = [
         ("Counts and environment", pd.DataFrame(values, columns=["", *names]))
     ]
-    folded += [(f"Configuration of {shown.name}", shown.config) for shown in runs]
+    folded += [(f"Configuration of {run.name}", run.config) for run in runs]
     return Section("Configuration", said, tables=tables, folded=folded)

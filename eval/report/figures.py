@@ -119,8 +119,8 @@ def draw(
     )
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referred else "", svg)
-    words = f'class="plot" role="img" aria-label="{escape(alt)}" '
-    return Figure(title, note, Markup(svg.replace("<svg ", f"<svg {words}", 1)))
+    attributes = f'class="plot" role="img" aria-label="{escape(alt)}" '
+    return Figure(title, note, Markup(svg.replace("<svg ", f"<svg {attributes}", 1)))
 
 
 def courses(
@@ -136,22 +136,22 @@ def courses(
     The frame holds the values and the inner half of their bands, but for unusually wide ones, and lies `within` what
     is possible; ``level`` is a line to compare with, drawn where it is near.
     """
-    shown = [line for line in lines if np.isfinite(line.y).sum() > 1]
-    if not shown:
+    drawn = [line for line in lines if np.isfinite(line.y).sum() > 1]
+    if not drawn:
         return None
-    framed = [line.y for line in shown]
-    for line in shown:
+    framed = [line.y for line in drawn]
+    for line in drawn:
         if line.low is not None and line.high is not None:
             framed += [(line.y + end) / 2 for end in _usual_ends(line.y, line.low, line.high, 2.0)]
     values = np.concatenate(framed)
     values = np.clip(values[np.isfinite(values)], *within)
-    is_time = shown[0].x.dtype.kind == "M"
+    is_time = drawn[0].x.dtype.kind == "M"
 
     def fill(axes: Axes) -> None:
-        for line in shown:
+        for line in drawn:
             color = line.color or color_of(line.look)
             if line.low is not None and line.high is not None:
-                band = 0.2 / math.sqrt(len(shown))
+                band = 0.2 / math.sqrt(len(drawn))
                 axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
             marker = MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 else None
             axes.plot(line.x, line.y, color=color, label=line.label or None, marker=marker, markersize=3)
@@ -164,11 +164,11 @@ def courses(
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.12g}"))
             axes.set_xlabel("examples")
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        if any(line.label for line in shown):
-            axes.legend(loc="best", ncols=3 if len(shown) > 3 else 1)
+        if any(line.label for line in drawn):
+            axes.legend(loc="best", ncols=3 if len(drawn) > 3 else 1)
 
     ends = "; ".join(f"from {line.y[np.isfinite(line.y)][0]:.4g} to {line.y[np.isfinite(line.y)][-1]:.4g}"
-                     for line in shown[:6])  # fmt: skip
+                     for line in drawn[:6])  # fmt: skip
     return draw(title, note, f"{title} over the pass: {ends}.", fill)
 
 
@@ -184,7 +184,7 @@ def by_name(
 
     The frame holds the values and their intervals, but for unusually wide ones.
     """
-    shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    labels = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
 
     def fill(axes: Axes) -> None:
@@ -200,11 +200,11 @@ def by_name(
         values = np.concatenate(framed)
         axes.set_xlim(*_frame(values[np.isfinite(values)], level))
         axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        axes.set_yticks(np.arange(len(names)), shown)
+        axes.set_yticks(np.arange(len(names)), labels)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(4))
 
-    left = 0.2 + 0.08 * max(map(len, shown))
+    left = 0.2 + 0.08 * max(map(len, labels))
     first = ", ".join(names[:3])
     return draw(
         title, note, f"{title}; the first: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
@@ -233,8 +233,10 @@ def plane(title: str, lines: Sequence[Sequence[Point]], labels: tuple[str, str],
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(6))
 
-    words = "; ".join(f"{point.x.value:.4g}, {point.y.value:.4g}" for points in lines for point in points)
-    return draw(title, note, f"{title}: {words}.", fill, (5.2, 3.4), 0.75)
+    coordinates = "; ".join(
+        f"{point.x.value:.4g}, {point.y.value:.4g}" for points in lines for point in points
+    )
+    return draw(title, note, f"{title}: {coordinates}.", fill, (5.2, 3.4), 0.75)
 
 
 def _draw_points(

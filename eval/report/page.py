@@ -21,10 +21,10 @@ _MARKED_WITHIN = 1 << 16
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, in this order: words, figures, tables, and what opens on a click: texts as files, or tables."""
+    """A part of a page, in this order; ``folded`` opens on a click: texts as files, or tables."""
 
     title: str
-    words: Sequence[str] = ()
+    paragraphs: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     folded: Sequence[tuple[str, str | pd.DataFrame]] = ()

@@ -53,12 +53,12 @@ class RunFacts(BaseModel):
 
 
 @dataclass(frozen=True)
-class ShownRun:
+class ReportedRun:
     """A run with what its files say."""
 
     name: str
     look: int  # the run's index, which decides its color
-    run: Run
+    results: Run
     summary: dict[str, Any]  # from `ProgressiveMetrics.summary`
     timeline: Timeline
     course: Timeline  # the same in few points
@@ -75,9 +75,9 @@ class ShownRun:
         return display.Number(self.summary[metric], *self.summary[f"{metric}_ci95"])
 
 
-def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
+def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
-    shown = []
+    reported = []
     names = run_files.distinct_names(folders)
     for look, (folder, name) in enumerate(zip(folders, names, strict=True)):
         run = run_files.read_run(folder)
@@ -91,11 +91,11 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
             what = f"{first['msg']}, got {first['input']!r:.80}"
             raise InputError(f"{folder / 'summary.json'}: {key}: {what}") from None
         run.metrics.slices.update(default_slices)
-        shown.append(
-            ShownRun(
+        reported.append(
+            ReportedRun(
                 name=name,
                 look=look,
-                run=run,
+                results=run,
                 summary=summary,
                 timeline=timeline,
                 course=timeline.joined(point_starts(timeline.windows[:, 3])),
@@ -108,7 +108,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 faults=_faults(run, facts, run_files.count_rejects(folder)),
             )
         )
-    return shown
+    return reported
 
 
 def _faults(run: Run, facts: RunFacts, rejects: dict[str, int]) -> list[Fault]:

@@ -84,7 +84,7 @@ def test_an_interruption_changes_no_bit(rows, cut):
 
 def test_the_ratio_of_clicks_over_time_has_the_interval_of_few_clicks(rows):
     timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 4)
-    point, low, high = timeline.click_ratio()
+    point, low, high = timeline.series("calibration_ratio")
     jackknife = timeline.estimate("calibration_ratio")
     np.testing.assert_array_equal(point, jackknife.point)
     clicks, predicted = (timeline.sums[..., place].sum(axis=1) for place in (1, 2))
@@ -94,7 +94,7 @@ def test_the_ratio_of_clicks_over_time_has_the_interval_of_few_clicks(rows):
     # One click: the exact limits of a Poisson mean.
     timeline.sums[:, :, 1] = 0.0
     timeline.sums[:, 5, 1] = 2.0
-    point, low, high = timeline.click_ratio()
+    point, low, high = timeline.series("calibration_ratio")
     np.testing.assert_allclose(point / low, 5.571643390938898, rtol=1e-9)
     np.testing.assert_allclose(high / point, 1 / 0.025317807984289897, rtol=1e-9)
 

@@ -18,7 +18,7 @@ import model_cases
 import run_directories
 from ctr.eval import run_files
 from ctr.eval.prediction_difference import pair_predictions
-from ctr.eval.report.runs import show_runs
+from ctr.eval.report.runs import reported_runs
 from ctr.eval.run_comparison import compare_runs
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
@@ -99,7 +99,7 @@ def _read_run(run: Path, compares: bool, pairs: bool) -> None:
     run_files.read_timeline(found)
     run_files.count_rejects(run)
     if compares:
-        show_runs([run])
+        reported_runs([run])
         compared = compare_runs(run.parent / "other", run)
         json.dumps(compared.as_dict(), allow_nan=False)
         compared.as_text()

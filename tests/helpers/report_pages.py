@@ -39,7 +39,7 @@ def words_of(part: PageContext | Section) -> str:
     if isinstance(part, PageContext):
         lines = [part.title, *part.lead, *part.verdict, *part.warnings]
         return "\n".join([*lines, *map(words_of, part.sections)])
-    lines = [part.title, *part.words, *(f"{one.title} {one.note}" for one in part.figures)]
+    lines = [part.title, *part.paragraphs, *(f"{one.title} {one.note}" for one in part.figures)]
     lines += [caption for caption, _ in part.tables] + [summary for summary, _ in part.folded]
     lines += [content for _, content in part.folded if isinstance(content, str)]
     for table in tables_of(part):

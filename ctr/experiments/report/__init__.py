@@ -1,5 +1,5 @@
 """Report of an experiment, without TensorFlow.
 
-`results` reads everything into one table: begin there. It compares the arms (`runs`, `changes`, `predictions`, `costs`,
+`results` reads everything into one table: begin there. It compares the arms (`runs`, `changes`, `predictions`,
 `tuning_points`); `tables` shows the table's columns, and `write` puts together the page and the text.
 """

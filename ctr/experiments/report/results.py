@@ -13,12 +13,12 @@ from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.tidy import Numbers, Row, as_records, row, tidy
 from ctr.experiments.plan import Plan, read_plan
 from ctr.experiments.report.changes import metric_rows, slice_rows
-from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import begin_of_late, prediction_rows
 from ctr.experiments.report.runs import (
     CHANGED,
     Costs,
     MeasuredArm,
+    cost_ratios,
     measure_arms,
     read_costs,
     shared_failures,

@@ -50,7 +50,7 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         for word, time in zip(("from", "before"), experiment.plan.scored_us or (0, MAX_TIME_US), strict=True)
         if 0 < time < MAX_TIME_US
     )
-    words = {
+    placeholders = {
         "rounds": f" over {experiment.costs.rounds} rounds" if experiment.costs.rounds else "",
         "scored": f"Only predictions {scored} (UTC) count." if scored else "",
     }
@@ -62,16 +62,16 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
                 quoted = arm.paper.get(paper.format(slice=name.partition(":")[0]))
                 rows.append({"arm": arm.name, by: name, **cells, PAPER: quoted})
         heads = [column.head for column in columns]
-        known = pd.DataFrame(rows, columns=["arm", by, *heads, PAPER]).replace(
+        table = pd.DataFrame(rows, columns=["arm", by, *heads, PAPER]).replace(
             {"": None, display.ABSENT: None}
         )
         # Without columns that no arm has, and without arms that have none.
-        known = known.dropna(subset=heads, how="all").dropna(axis="columns", how="all")
-        known = known.fillna(display.ABSENT).astype(str)
-        if len(known):
-            lines = notes.format(**words).strip().split("\n")
-            lines += [_PAPER_NOTE] if PAPER in known else []
-            tables.append(ArmTable(title, known, lines))
+        table = table.dropna(subset=heads, how="all").dropna(axis="columns", how="all")
+        table = table.fillna(display.ABSENT).astype(str)
+        if len(table):
+            lines = notes.format(**placeholders).strip().split("\n")
+            lines += [_PAPER_NOTE] if PAPER in table else []
+            tables.append(ArmTable(title, table, lines))
     return tables
 
 
@@ -125,18 +125,18 @@ def _slices(experiment: Experiment, arm: PlannedArm, metric: str) -> dict[str, s
     every = experiment.numbers.by("slice", metric, arm=arm.name)
     if metric != "slice_weight":
         return {key: key for key in every}
-    shown = {
+    named = {
         f"{entry.family}/{entry.index}": (name, entry.title) for name, entry in experiment.plan.slices.items()
     }
     families = {family.name: family for family in arm.families}
     # The slices that the experiment names, in its order; else the heaviest ones.
     largest = sorted(every, key=lambda key: -(every[key].value or 0.0))[:_SLICES_SHOWN]
     names = {}
-    for key in [key for key in shown or largest if key in every]:
+    for key in [key for key in named or largest if key in every]:
         family, _, index = key.rpartition("/")
         log = families[family].log
         holds = f"{families[family].slices[int(index)]}{'' if log is None else f' (log {log})'}"
-        names[key] = f"{shown[key][0]}: {shown[key][1] or holds}" if key in shown else holds
+        names[key] = f"{named[key][0]}: {named[key][1] or holds}" if key in named else holds
     return names
 
 

@@ -15,8 +15,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.tidy import Row, row
-from ctr.experiments.report.costs import pass_flops, pass_time
-from ctr.experiments.report.runs import Costs, MeasuredArm
+from ctr.experiments.report.runs import Costs, MeasuredArm, pass_flops, pass_time
 
 ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
 CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
@@ -47,10 +46,10 @@ def tuning_rows(
         return [], f"{reference.plan.name} has not finished a seed of the sweep"
     base, points = costs.arms.get(baseline), list[CurvePoint | None]()
     for entry in (reference, arm, *swept):
-        own, cost = costs.arms.get(entry.plan.name), None
-        if own is not None and kind == "flops":
-            cost = pass_flops(own)
-        elif own is not None and base is not None and (time := pass_time(own, base)) is not None:
+        arm_costs, cost = costs.arms.get(entry.plan.name), None
+        if arm_costs is not None and kind == "flops":
+            cost = pass_flops(arm_costs)
+        elif arm_costs is not None and base is not None and (time := pass_time(arm_costs, base)) is not None:
             cost = time.value
         runs = [entry.runs[seed] for seed in seeds if seed in entry.runs]
         is_whole = len(runs) == len(seeds) and all(

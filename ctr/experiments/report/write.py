@@ -1,7 +1,7 @@
 """Report of an experiment: tables as text, numbers as JSON and CSV, and a page as one HTML file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from ctr.eval.report.figures import Figure, Point
 from ctr.eval.report.page import PageContext, Section, render_page
 from ctr.eval.run_files import config_text
 from ctr.eval.tidy import as_csv
-from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
 from ctr.experiments.report.results import Experiment, read_experiment
+from ctr.experiments.report.runs import cost_ratios
 from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant, table_lines
 from ctr.experiments.report.tuning_points import ACCURACY
 from ctr.io.files import write_atomic_bytes
@@ -85,11 +85,7 @@ def result_sections(experiment: Experiment) -> list[Section]:
         ),
     ):
         numbers = {name: experiment.numbers(metric, arm=name, **keys) for name in marks}
-        by_arm = {
-            name: number.times(factor)
-            for name, number in numbers.items()
-            if number is not None and number.value is not None
-        }
+        by_arm = {name: number.times(factor) for name, number in _with_values(numbers).items()}
         if len(by_arm) > 1:
             drawn.append(figures.by_name(title, [by_arm], list(by_arm), note=note))
     drawn.append(_calibration(experiment, marks))
@@ -97,8 +93,8 @@ def result_sections(experiment: Experiment) -> list[Section]:
         Section(table.title, [" ".join(table.notes)], tables=[("", table.cells)])
         for table in experiment_tables(experiment)
     ]
-    shown = [figure for figure in drawn if figure is not None]
-    return [Section("Results", figures=shown), *sections] if shown else sections
+    present = [figure for figure in drawn if figure is not None]
+    return [Section("Results", figures=present), *sections] if present else sections
 
 
 def verdicts(experiment: Experiment) -> list[str]:
@@ -150,13 +146,7 @@ def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
     names, arms = [f"decile {index}" for index in range(1, 11)], []
     for arm in marks[:_DRAWN]:
         numbers = {name: experiment.numbers("calibration_ratio", arm=arm, slice=name) for name in names}
-        arms.append(
-            {
-                name: number
-                for name, number in numbers.items()
-                if number is not None and number.value is not None
-            }
-        )
+        arms.append(_with_values(numbers))
     if not any(arms):
         return None
     note = (
@@ -165,6 +155,12 @@ def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
         else "by decile of prediction"
     )
     return figures.by_name("Predicted / actual clicks", arms, names, level=1.0, note=note)
+
+
+def _with_values(numbers: Mapping[str, Number | None]) -> dict[str, Number]:
+    return {
+        name: number for name, number in numbers.items() if number is not None and number.value is not None
+    }
 
 
 def _configuration(experiment: Experiment) -> Section:
@@ -185,7 +181,7 @@ def _configuration(experiment: Experiment) -> Section:
         settings = {**arm.plan.changes, "teacher": arm.plan.teacher, "sampling": arm.plan.sampling}
         changes = [f"{key}: {_text(value)}" for key, value in settings.items() if value is not None]
         papers = [f"{key.replace('_', ' ')} {text}" for key, text in arm.plan.paper.items()]
-        title = arm.plan.shown if arm.plan.shown.lower() != name.lower() else ""
+        title = arm.plan.label if arm.plan.label.lower() != name.lower() else ""
         against = display.ABSENT if reference is None else reference.name
         arms.append(
             [name, title, against, "; ".join(changes) or "none", "; ".join(papers), arm.plan.note or ""]

@@ -143,7 +143,7 @@ def last_window(timeline: Timeline) -> dict[str, Any] | None:
     if not len(last):
         return None
     _, begin, end, examples, _ = last.windows[0].tolist()
-    point, low, high = (json_number(values[0]) for values in last.click_ratio())
+    point, low, high = (json_number(values[0]) for values in last.series("calibration_ratio"))
     return {
         "window_begin": begin,
         "window_end": end,

@@ -12,7 +12,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.report import render_report, report_context, write_report
 from ctr.eval.report.courses import baseline_loglosses, point_starts
 from ctr.eval.report.page import is_page
-from ctr.eval.report.words import what_was_learned, worst_slice
+from ctr.eval.report.sentences import what_was_learned, worst_slice
 from ctr.eval.run_files import read_run, read_timeline
 from ctr.io.errors import InputError
 from report_pages import Html, check_context, figures_of, rows_of, section_of, tables_of, words_of
@@ -26,6 +26,7 @@ def page_of(*runs):
     """The context of the page of runs, and what holds of every one."""
     context = report_context(runs)
     check_context(context)
+    assert context.title == ("Training report" if len(runs) == 1 else "Comparison of runs")
     return context
 
 
@@ -53,21 +54,19 @@ def shown(value, low, high):
 
 def test_the_verdict_of_several_runs_has_its_interval_and_the_cost(runs):
     context = page_of(*runs)
-    first = json.loads((runs[0] / "summary.json").read_text())
-    for text, run in zip(context.verdict, runs[1:], strict=True):
-        own = json.loads((run / "summary.json").read_text())
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    for text, run, summary in zip(context.verdict, runs[1:], summaries[1:], strict=True):
         match = re.match(
             rf"{run.name} is better than lr: PerQueryAUC \+([.\d]+) \[\+[.\d]+, \+[.\d]+\]; 1.00× the time per step",
             text,
         )
         assert match, text
-        wanted = own["per_query_auc"] - first["per_query_auc"]
+        wanted = summary["per_query_auc"] - summaries[0]["per_query_auc"]
         assert float(match[1]) == pytest.approx(wanted, abs=10 ** -len(match[1].split(".")[1]))
     results = section_of(context, "Results")
     whole = rows_of(tables_of(results)[0])
-    for run in runs:
-        own = json.loads((run / "summary.json").read_text())
-        wanted = {title: shown(own[key], *own[f"{key}_ci95"]) for key, title in METRICS.items()}
+    for run, summary in zip(runs, summaries, strict=True):
+        wanted = {title: shown(summary[key], *summary[f"{key}_ci95"]) for key, title in METRICS.items()}
         assert wanted.items() <= whole[run.name].items()
     paired = rows_of(tables_of(results)[1])
     assert paired["PerQueryAUC"]["verdict"] == "better" and paired["PerQueryAUC"]["dcn"]
@@ -89,7 +88,7 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     assert float(table["the base rate"]["logloss"].split()[0]) == pytest.approx(entropy, abs=0.001)
     assert table["the base rate"]["normalized entropy"].startswith("1.000")
     last = read_timeline(read_run(runs[0])).last_window()
-    ratio = [float(one[0]) for one in last.click_ratio()]
+    ratio = [float(one[0]) for one in last.series("calibration_ratio")]
     assert table["last window"]["predicted / actual clicks"] == shown(*ratio)
     assert f"In the last window, lr has predicted / actual clicks of {shown(*ratio)}" in words_of(context)
     assert "the base rate by position alone, the only feature that the run is sliced by" in words_of(context)

@@ -3,8 +3,7 @@
 import pytest
 
 from ctr.eval.display import Number
-from ctr.experiments.report.costs import COST_KINDS, cost_ratios, pass_flops
-from ctr.experiments.report.runs import ArmCosts
+from ctr.experiments.report.runs import COST_KINDS, ArmCosts, cost_ratios, pass_flops
 
 BASE = ArmCosts(
     train_flops=1000.0,

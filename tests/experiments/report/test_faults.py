@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from ctr.eval.run_comparison import NotComparableError
-from ctr.experiments.report.costs import COST_KINDS
+from ctr.experiments.report.runs import COST_KINDS
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
 from experiment_folders import ARMS, cost, edit, logits, message, page_of, write_costs, write_small

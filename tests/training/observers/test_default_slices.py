@@ -11,7 +11,7 @@ from ctr.data.features import Category, Number
 from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
-from ctr.eval.report.runs import show_runs
+from ctr.eval.report.runs import reported_runs
 from ctr.eval.run_files import read_default_slices, read_run
 from ctr.eval.windows import SLICES, Sums
 from ctr.training.observers.slices import default_slices, heaviest_ids
@@ -64,16 +64,16 @@ def test_the_features_that_differ_most_are_found_and_shown(log_and_run):
         assert table.loc[one, "weight"] == len(part)
         assert table.loc[one, "calibration_ratio"] == pytest.approx(probability.sum() / part["label"].sum())
     assert heaviest_ids(found["worst"]) == list(table.sort_values("weight", ascending=False).index)
-    assert not show_runs([run])[0].has_default_slices
+    assert not reported_runs([run])[0].has_default_slices
     sums = Sums()
     sums.add_slices(SLICES, found)
     write_sums(run, sums)
     read = read_default_slices(read_run(run))
     assert list(read) == list(found)
     pd.testing.assert_frame_equal(read["bad"].result(), found["bad"].result())
-    [shown] = show_runs([run])
-    assert shown.has_default_slices and list(shown.run.metrics.slices) == list(found)
-    json.dumps(shown.summary, allow_nan=False)
+    [reported] = reported_runs([run])
+    assert reported.has_default_slices and list(reported.results.metrics.slices) == list(found)
+    json.dumps(reported.summary, allow_nan=False)
 
 
 def test_without_predictions_or_the_log_there_are_none(log_and_run, tmp_path):
