@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7220,
     "pipelines": 8365,
-    "tests": 52466,
+    "tests": 52465,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
