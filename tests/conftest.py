@@ -16,6 +16,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # No test is to depend on what another one compiled.
 os.environ["CTR_CACHE"] = ""
 
+# Logs and runs are synchronized file by file, for which a disk makes the tests wait, and memory does not.
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free >= 2**33:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 # A loaded machine is slow, not wrong. Every run draws the same examples; `make soak` draws others each night.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)

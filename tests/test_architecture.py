@@ -56,7 +56,7 @@ LINES = {
     "models": 2053,
     "optim": 7212,
     "pipelines": 8310,
-    "tests": 52622,
+    "tests": 52621,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -23,9 +23,8 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.eval.arrays import row_logloss
-from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
-from log_files import digests, rows_of
+from log_files import digests, refused, rows_of
 
 STEP = 10**6
 SIZES = (40, 0, 60, 50)
@@ -105,11 +104,6 @@ def made_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def log(made_log: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made_log, tmp_path / "log")
-
-
-def refused(message: str, run: Any, *arguments: Any) -> None:
-    with pytest.raises(InputError, match=message):
-        run(*arguments)
 
 
 LOW_LOSS = {"teacher": "teacher", "max_loss": 0.2}

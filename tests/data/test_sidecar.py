@@ -32,6 +32,7 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run.predictions import check_record
 from hashed_rows import hashed_rows
+from log_files import refused
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
 STEP = 100
@@ -73,11 +74,6 @@ def log(tmp_path: Path) -> Path:
     for partition, ids in enumerate(np.split(IDS, 3)):
         write(folder, publish(folder, partition, ids), ids)
     return folder
-
-
-def refused(message: str, run: Any, *arguments: Any) -> None:
-    with pytest.raises(InputError, match=message):
-        run(*arguments)
 
 
 def test_what_is_written_is_read_and_written_once(log: Path) -> None:

@@ -19,6 +19,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 CALLS = ("write", "fsync", "rename", "link", "unlink", "mkdir")
@@ -153,3 +154,10 @@ def watching(reach: Reach, training: bool = True) -> Iterator[None]:
     finally:
         for owner, name, value in reversed(changed):
             setattr(owner, name, value)
+
+
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ctr.data.schema import Schema
 from ctr.eval.windows import IMPORTANCE, TIME
 from ctr.training.config import TrainConfig
+from ctr.training.run import checkpoint
 from ctr.training.run.summary import TIMING
 from ctr.training.session import open_session, train
 from small_runs import publish
@@ -92,10 +93,16 @@ def assert_same(run: Path, other: Path, *left_out: str) -> None:
         assert found[name] == expected[name], name
 
 
-def _arrays(checkpoint: Path) -> dict[str, bytes]:
+def _arrays(folder: Path) -> dict[str, bytes]:
     """The arrays of a checkpoint but those of importance, which is not measured while a log is followed."""
-    with np.load(checkpoint / "arrays.npz") as arrays:
+    with np.load(folder / "arrays.npz") as arrays:
         return {name: arrays[name].tobytes() for name in arrays.files if not name.startswith("importance|")}
+
+
+def weights_of(run: Path) -> dict[str, np.ndarray]:
+    """The weights of the newest checkpoint, by their names in it."""
+    arrays, _ = checkpoint.read(run / "checkpoints")
+    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
 
 
 def newest_checkpoint(run: Path) -> Path:

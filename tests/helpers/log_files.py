@@ -2,11 +2,14 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from ctr.data.log import Manifest, read_manifests, read_schema
 from ctr.data.shards import read_shard, unpack_ids
+from ctr.io.errors import InputError
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -37,3 +40,8 @@ def ids_of_rows(log: Path) -> dict[int, dict[str, list[int]]]:
                 ids |= {name: table.column(name)[place].as_py() for name in schema.multivalent}
                 found[example] = {name: [one for one in own if one] for name, own in ids.items()}
     return found
+
+
+def refused(message: str, run: Any, *arguments: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        run(*arguments)

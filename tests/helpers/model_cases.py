@@ -357,10 +357,3 @@ def saved_variables(model: Path) -> list[np.ndarray]:
     saved = tf.train.load_checkpoint(str(model / "variables" / "variables"))
     names = saved.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
     return [saved.get_tensor(name) for name in sorted(names, key=lambda name: int(name.split("/")[1]))]
-
-
-def flip(path: Path) -> None:
-    """Changes a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)

@@ -1,5 +1,8 @@
 """Numbers as the network reads them: statistics as of a stream, in float64, whatever it is like."""
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +25,39 @@ STREAMS = {
 }
 
 
+@functools.cache
+def compiled_statistics(workers: int) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """``next_statistics`` of so many workers, each with its part of the rows, as one graph for all streams."""
+
+    signature = (
+        tf.TensorSpec([3, 6], tf.float64),
+        tf.TensorSpec([3 + FIRST_NUMBERS, 6], tf.float64),
+        [tf.TensorSpec([None, 6])] * workers,
+        [tf.TensorSpec([None], tf.bool)] * workers,
+    )
+
+    @tf.function(input_signature=signature, autograph=False)
+    def learn(
+        statistics: tf.Tensor, apart: tf.Tensor, values: list[tf.Tensor], learned: list[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        exchanges: dict[int, list[tf.Tensor]] = {}
+
+        def gather(part: tf.Tensor) -> tf.Tensor:
+            parts = exchanges.setdefault(part.shape[0], [])
+            parts.append(part)
+            # What has counted nothing changes nothing.
+            return tf.concat(parts + [tf.zeros_like(part)] * (workers - len(parts)), axis=0)
+
+        results = [
+            next_statistics(LAYOUTS, statistics, apart, *rows, workers, gather)
+            for rows in zip(values, learned, strict=True)
+        ]
+        # The last worker has heard of what the others found.
+        return results[-1]
+
+    return learn
+
+
 def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """All rows of a hundred batches that were learned from, and the statistics after these."""
     rng, seen = np.random.default_rng(3), []
@@ -32,24 +68,8 @@ def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
         values[rng.random(values.shape) < 0.02] = np.inf
         learned = rng.random(len(values)) < 0.8
         seen.append(np.where(learned[:, np.newaxis], values, NAN))
-        exchanges: dict[int, list[tf.Tensor]] = {}
-
-        def gather(own: tf.Tensor, exchanges: dict[int, list[tf.Tensor]] = exchanges) -> tf.Tensor:
-            parts = exchanges.setdefault(len(own), [])
-            parts.append(own)
-            # What has counted nothing changes nothing.
-            return tf.concat(parts + [tf.zeros_like(own)] * (workers - len(parts)), axis=0)
-
-        # The last worker has heard of what the others found.
-        found = [
-            next_statistics(
-                *(LAYOUTS, statistics, apart, tf.constant(values[cut]), tf.constant(learned[cut])),
-                workers,
-                gather,
-            )
-            for cut in np.array_split(np.arange(len(values)), workers)
-        ]
-        statistics, apart = found[-1]
+        divided = (np.array_split(rows, workers) for rows in (values, learned))
+        statistics, apart = compiled_statistics(workers)(statistics, apart, *divided)
     assert not apart[:3].numpy().any()
     return np.concatenate(seen).astype(np.float64), statistics.numpy()
 

@@ -19,7 +19,8 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.session import train
-from model_cases import GROWING, draw_raw, flip, packed_table, saved_variables
+from fault_points import flip
+from model_cases import GROWING, draw_raw, packed_table, saved_variables
 
 LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}
 # AdaGrad alone; batches of 48 rows, so that the first positions past 100 and 200 are 144 and 240.

@@ -18,7 +18,8 @@ from ctr.io.files import file_sha256
 from ctr.serving import scorer
 from ctr.serving.export import publish
 from ctr.serving.scorer import RowCache, Scorer
-from model_cases import FEATURES, MODELS, draw_raw, flip, make_case
+from fault_points import flip
+from model_cases import FEATURES, MODELS, draw_raw, make_case
 
 TAGS = ["t1|t2", "", "t3"]
 ROWS = {

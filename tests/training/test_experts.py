@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr.config import parse_model
 from ctr.data.batches import whole_query_batches
 from ctr.data.features import Category
 from ctr.data.log import read_manifests
@@ -19,16 +18,14 @@ from ctr.io.errors import InputError
 from ctr.serving.export import export_run
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
-from ctr.training.config import TrainConfig
 from ctr.training.experts.forward import make_experts
 from ctr.training.experts.state import FIRST_LOOK, ExpertState
 from ctr.training.logs import open_logs
-from ctr.training.run import checkpoint
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.session import open_session, train
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
-from growing_logs import read_predictions, train_part
-from small_runs import Examples, draw_examples, merged, publish
+from growing_logs import read_predictions, train_part, weights_of
+from small_runs import Examples, config_of, draw_examples, publish
 
 ALL = ["linear", "network", "pairs"]
 CONTENT: dict[str, Any] = {
@@ -38,13 +35,6 @@ CONTENT: dict[str, Any] = {
 }
 SINGLES = ("user", "item", "position")
 PAIRS = (("user", "item"), ("user", "position"), ("item", "position"))
-
-
-def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = CONTENT
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
 
 
 def draw_pairs(queries: int = 240) -> Examples:
@@ -68,14 +58,14 @@ def log(rows, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def paired(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("pairs") / "run"
-    train(log, config_of(), run)
+    train(log, config_of(CONTENT), run)
     return run
 
 
 @pytest.fixture(scope="module")
 def plain(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("plain") / "run"
-    train(log, config_of({"model": {"experts": ALL[:2]}}), run)
+    train(log, config_of(CONTENT, {"model": {"experts": ALL[:2]}}), run)
     return run
 
 
@@ -88,11 +78,6 @@ def batches_of(log: Path) -> list[slice]:
 
 def logits_of(run: Path) -> np.ndarray:
     return read_predictions(run)["logit"].to_numpy(np.float64)
-
-
-def weights_of(run: Path) -> dict[str, np.ndarray]:
-    arrays, _ = checkpoint.read(run / "checkpoints")
-    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
 
 
 def crossed_table(rows: Examples) -> tuple[Schema, pa.Table]:
@@ -116,11 +101,11 @@ def test_pairs_are_a_model_of_linear_weights_that_has_each_pair_as_a_feature(row
     """The first expert moved by nothing is ``linear``; by a gate of 1 it would be ``pairs``."""
     schema, table = crossed_table(rows)
     publish(tmp_path / "log", table, ((0, 240_000),), schema)
-    train(tmp_path / "log", config_of({"model": {"experts": ["linear"]}}), tmp_path / "crossed")
+    train(tmp_path / "log", config_of(CONTENT, {"model": {"experts": ["linear"]}}), tmp_path / "crossed")
     run = tmp_path / "run"
-    train(log, config_of({"model": {"experts": ["linear", "pairs"]}}), run)
+    train(log, config_of(CONTENT, {"model": {"experts": ["linear", "pairs"]}}), run)
     plain = tmp_path / "plain"
-    train(log, config_of({"model": {"experts": ["linear"]}}), plain)
+    train(log, config_of(CONTENT, {"model": {"experts": ["linear"]}}), plain)
     z, v = logits_of(plain), logits_of(tmp_path / "crossed")
     expected, weights, known, passed = z.copy(), np.zeros(2), np.zeros((2, 2)), 0.0
     for batch in batches_of(log):
@@ -153,7 +138,7 @@ def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
     """Where they are left out, predictions are those of a run that has none."""
     log = publish_growing(tmp_path / "log", draw_examples())
     for experts in (ALL, ALL[:2]):
-        train(log, config_of({"model": {"experts": experts}}), tmp_path / experts[-1])
+        train(log, config_of(CONTENT, {"model": {"experts": experts}}), tmp_path / experts[-1])
     difference = np.abs(logits_of(tmp_path / "pairs") - logits_of(tmp_path / "network"))
     batches = batches_of(log)
     other = [bool((difference[batch] > 1e-5).any()) for batch in batches]
@@ -176,11 +161,11 @@ def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
     monkeypatch.setattr("ctr.training.sizes.FUSED_FROM", 0)
     log = publish_growing(tmp_path / "log", draw_examples())
     changes = {"batch": {"steps_per_execution": max(2, steps)}}
-    train(log, config_of({"batch": {"steps_per_execution": 8}}), tmp_path / "whole")
+    train(log, config_of(CONTENT, {"batch": {"steps_per_execution": 8}}), tmp_path / "whole")
     if steps == 1:
-        train_part(log, config_of(changes), tmp_path / "other", 300)
-        train_part(log, config_of(changes), tmp_path / "other", 700)
-    train(log, config_of(changes), tmp_path / "other")
+        train_part(log, config_of(CONTENT, changes), tmp_path / "other", 300)
+        train_part(log, config_of(CONTENT, changes), tmp_path / "other", 700)
+    train(log, config_of(CONTENT, changes), tmp_path / "other")
     np.testing.assert_array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
     own, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "other")
     assert own.keys() == other.keys() and any("rows/pairs" in name for name in own)
@@ -192,7 +177,7 @@ def test_an_export_predicts_as_the_run_does(log, paired, tmp_path):
     exported = export_run(paired, tmp_path / "models")
     scorer = Scorer(exported.path)
     rows = next(read_rows(log, SCHEMA, read_manifests(log)))
-    with open_session(log, config_of(), paired) as session:
+    with open_session(log, config_of(CONTENT), paired) as session:
         expected = session.score(rows)
     np.testing.assert_allclose(score_rows(scorer, rows), expected, atol=2e-6)
     assert read_snapshot(paired).experts.names == tuple(ALL)
@@ -200,7 +185,7 @@ def test_an_export_predicts_as_the_run_does(log, paired, tmp_path):
 
 def decisions(share: float) -> list[tuple[int, bool]]:
     """Rows after which pairs that save a share of the loss are left out, or come back."""
-    config = config_of()
+    config = config_of(CONTENT)
     state, found, passed = ExpertState(make_experts(config.model, config.objective, "float32", ()), {}), [], 0
     while passed < 3_000_000:
         rows = 4096
@@ -236,16 +221,16 @@ def test_looks_become_rare_and_what_helps_stays():
 )
 def test_experts_that_do_not_fit_are_refused(experts, changes, message):
     with pytest.raises(InputError, match=message):
-        config_of(changes, {"model": {"experts": experts}})
+        config_of(CONTENT, changes, {"model": {"experts": experts}})
 
 
 def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):
     auto = {"model": {"experts": "auto"}}
-    opened = open_logs(log, config_of(auto))
+    opened = open_logs(log, config_of(CONTENT, auto))
     assert opened.config.model.experts == tuple(ALL) and opened.notes == ()
-    ranked = config_of(auto, {"objective": {"ranking": {}, "distillation": {"teacher": "t"}}})
+    ranked = config_of(CONTENT, auto, {"objective": {"ranking": {}, "distillation": {"teacher": "t"}}})
     assert open_logs(log, ranked).config.model.experts == tuple(ALL)
-    plain = config_of(auto, {"model": {"deep": {"units": []}}})
+    plain = config_of(CONTENT, auto, {"model": {"deep": {"units": []}}})
     train(log, plain, tmp_path / "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["notes"] == list(
         open_logs(log, plain).notes
@@ -253,8 +238,8 @@ def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):
     assert "model.experts is without network, as there are neither crosses nor deep layers" in caplog.text
     factorized = {"model": {"factorized": {"ui_features": ["position"]}}}
     experts, notes = (
-        open_logs(log, config_of(auto, factorized)).config.model.experts,
-        open_logs(log, config_of(auto, factorized)).notes,
+        open_logs(log, config_of(CONTENT, auto, factorized)).config.model.experts,
+        open_logs(log, config_of(CONTENT, auto, factorized)).notes,
     )
     assert experts == ("network",)
     assert [note.split(",")[0] for note in notes] == ["model.experts is network alone"]

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.optim.shampoo.host import HostPipeline
 from ctr.training.compiled_step import CompiledStep
-from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.fused_feed import make_fused_feed
-from ctr.training.run import checkpoint
 from ctr.training.session import train
 from ctr.training.sizes import fused_shapes
 from fingerprint_logs import SCHEMA, publish_growing
-from growing_logs import lines_of, read_predictions, train_part
-from small_runs import draw_examples, merged
+from growing_logs import lines_of, read_predictions, train_part, weights_of
+from small_runs import config_of, draw_examples
 
 # Slots are evicted and given to other ids within a call; no window or checkpoint ends where a call would.
 CONTENT: dict[str, Any] = {
@@ -33,13 +30,6 @@ CONTENT: dict[str, Any] = {
     "checkpoint": {"every_examples": 310},
     "compute_dtype": "float32",
 }
-
-
-def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = CONTENT
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
 
 
 def apart(steps: int) -> dict[str, Any]:
@@ -83,11 +73,6 @@ def calls() -> Iterator[list[int]]:
         yield seen
 
 
-def weights_of(run: Path) -> dict[str, np.ndarray]:
-    arrays, _ = checkpoint.read(run / "checkpoints")
-    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
-
-
 def assert_same(one: Path, other: Path, **tolerance: float) -> None:
     found, expected = read_predictions(one)["logit"], read_predictions(other)["logit"]
     np.testing.assert_allclose(found, expected, **tolerance, err_msg="logit")
@@ -101,7 +86,7 @@ def assert_same(one: Path, other: Path, **tolerance: float) -> None:
 @pytest.fixture(scope="module")
 def fused(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("fused") / "run"
-    train(log, config_of(), run)
+    train(log, config_of(CONTENT), run)
     return run
 
 
@@ -112,7 +97,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 def test_a_pass_is_that_of_separate_steps_and_broken_batches_are_skipped_alone(log, fused, tmp_path, calls):
     assert max(calls) > 1
     calls.clear()
-    train(log, config_of(apart(1)), tmp_path / "apart")
+    train(log, config_of(CONTENT, apart(1)), tmp_path / "apart")
     assert not calls
     assert_same(fused, tmp_path / "apart", rtol=2e-4, atol=2e-5)
     own, other = summary_of(fused), summary_of(tmp_path / "apart")
@@ -124,7 +109,7 @@ def test_a_pass_is_that_of_separate_steps_and_broken_batches_are_skipped_alone(l
 @pytest.mark.slow
 def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, calls):
     calls.clear()
-    config = config_of(apart(3))
+    config = config_of(CONTENT, apart(3))
     train_part(log, config, tmp_path / "other", 500)
     train(log, config, tmp_path / "other")
     assert set(calls) == {1, 2, 3}
@@ -134,7 +119,7 @@ def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, 
 def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path, calls):
     for steps in (3, 16):
         summary = train(
-            log, config_of(apart(steps), {"skip": [[100, 140], [500, 501]]}), tmp_path / str(steps)
+            log, config_of(CONTENT, apart(steps), {"skip": [[100, 140], [500, 501]]}), tmp_path / str(steps)
         )
         assert 40 < summary["left_out_rows"] < 100 and summary["skipped_steps"] == 2
     assert max(calls) > 3
@@ -144,7 +129,9 @@ def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path
 def test_a_run_that_stops_inside_a_call_names_the_rows_up_to_the_batch_at_fault(log, tmp_path, calls):
     ranges = []
     for steps in (1, 16):
-        config = config_of(apart(steps), {"max_skipped_steps": 1, "metrics": {"window_examples": 5000}})
+        config = config_of(
+            CONTENT, apart(steps), {"max_skipped_steps": 1, "metrics": {"window_examples": 5000}}
+        )
         with pytest.raises(InputError, match="1 steps in a row") as stopped:
             train(log, config, tmp_path / str(steps))
         ranges.append(re.search(r"--skip (\d+):(\d+)", str(stopped.value)).groups())
@@ -184,7 +171,7 @@ def test_roots_are_exchanged_at_the_same_steps_however_many_batches_share_a_call
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HostPipeline, "send", counted)
         for steps in (1, 3, 64):
-            config, run = config_of(SHAMPOO, apart(steps)), tmp_path / str(steps)
+            config, run = config_of(CONTENT, SHAMPOO, apart(steps)), tmp_path / str(steps)
             if steps == 3:
                 train_part(log, config, run, 600)
                 exchanges.clear()
@@ -215,5 +202,7 @@ def test_roots_are_exchanged_at_the_same_steps_however_many_batches_share_a_call
     ids=str,
 )
 def test_what_one_call_cannot_do_is_done_batch_by_batch(changes):
-    layouts = config_of().table_layouts(SCHEMA)
-    assert fused_shapes(config_of(), layouts) and not fused_shapes(config_of(changes), layouts)
+    layouts = config_of(CONTENT).table_layouts(SCHEMA)
+    assert fused_shapes(config_of(CONTENT), layouts) and not fused_shapes(
+        config_of(CONTENT, changes), layouts
+    )

@@ -162,7 +162,11 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
     return make
 
 
-@pytest.mark.parametrize("name", PASSES)
+LARGE_BATCHES = pytest.param("large batches", marks=pytest.mark.slow)
+SHAMPOO = r"Shampoo \(\d+ steps, from batches of 8 rows on; AdaGrad in \d+ steps before\)"
+
+
+@pytest.mark.parametrize("name", [LARGE_BATCHES if name == "large batches" else name for name in PASSES])
 def test_predictions_are_those_of_the_formulas(name, passed):
     one = passed(name)
     expected, learned = progressive_pass(one.log, one.config)
@@ -178,7 +182,7 @@ def test_predictions_are_those_of_the_formulas(name, passed):
     ("name", "words"),
     [
         ("default", "Shampoo (never started: batches stayed below 256 rows; until then AdaGrad)"),
-        ("large batches", r"Shampoo \(\d+ steps, from batches of 8 rows on; AdaGrad in \d+ steps before\)"),
+        pytest.param("large batches", SHAMPOO, marks=pytest.mark.slow),
         ("late labels", "AdaGrad"),
     ],
 )

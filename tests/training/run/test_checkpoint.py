@@ -24,7 +24,7 @@ from ctr.training.run.checkpoint import (
 )
 from ctr.training.run.position import Passed, Position
 from ctr.workers.parts import rows_of
-from fault_points import watching
+from fault_points import flip, watching
 
 ARRAYS = {
     "weights|rows/a": np.arange(33, dtype=np.float32).reshape(11, 3),
@@ -61,12 +61,6 @@ def path_of(folder, position: int) -> Path:
 def positions(folder) -> list[int]:
     """All that is in the folder, which is checkpoints alone."""
     return sorted(int(path.name) for path in folder.iterdir())
-
-
-def flip(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def test_the_newest_comes_back_older_ones_go_and_the_same_content_gives_the_same_bytes(tmp_path):

@@ -19,6 +19,7 @@ from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.run.run import Run
 from ctr.training.session import Process, train
+from fault_points import flip
 from killed_run import run_killed
 from small_runs import LOGISTIC, config_of, draw_examples, publish
 
@@ -126,12 +127,6 @@ def test_a_run_that_is_stopped_or_fails_anywhere_ends_in_the_same_bits(faulty_lo
     train(log, timed, tmp_path / "timed")
     assert len(list((tmp_path / "timed/checkpoints").iterdir())) > 10
     assert_same(tmp_path / "timed", linear.run, "config.yaml", "summary", "arrays", "newest")
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.fixture
