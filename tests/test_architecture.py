@@ -50,7 +50,7 @@ LINES = {
     "ctr/search": 1824,
     "ctr/serving": 1522,
     "ctr/simulator": 1406,
-    "ctr/training": 11466,
+    "ctr/training": 11445,
     "ctr/workers": 1359,
     "eval": 4409,
     "models": 2053,
@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22209
+LOOP_MODULES, LOOP_LINES = 130, 22192
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
