@@ -50,7 +50,7 @@ LINES = {
     "ctr/search": 1824,
     "ctr/serving": 1522,
     "ctr/simulator": 1406,
-    "ctr/training": 11477,
+    "ctr/training": 11456,
     "ctr/workers": 1359,
     "eval": 4396,
     "models": 2053,
@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22220
+LOOP_MODULES, LOOP_LINES = 130, 22203
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

@@ -24,7 +24,6 @@ from ctr.models.row_curvature import WHOLE
 from ctr.models.rows import TableLayout
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
-from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.sizes import Shape
@@ -232,11 +231,7 @@ class ScratchTables:
         curvatures: Sequence[tuple[tf.Tensor, ...]],
         rate: tf.Tensor,
     ) -> None:
-        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
-        row_gradients = [
-            RowGradient(plan["distinct"], held, row_state, gradient, *curvature)
-            for plan, held, row_state, gradient, curvature in parts
-        ]
+        row_gradients = gathered.row_gradients(gradients, curvatures)
         rates = [rate * factors for factors in self.optimizer.rates[: len(row_gradients)]]
         hands = self._held(gathered.plans)
         for hand, (values, state) in zip(hands, self.optimizer.steps(row_gradients, rates), strict=True):

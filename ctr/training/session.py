@@ -309,7 +309,7 @@ class Session:
             run.save()
         # No file may report success before all is written.
         run.background.wait()
-        summary = write_results(run, failure, self.step.timing.summary)
+        summary = run.workers.once(lambda: write_results(run, failure, self.step.timing.summary))
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

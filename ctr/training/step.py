@@ -325,7 +325,9 @@ class Step:
         if self._workers.size == 1:
             return batch
         curvatures = self._curvatures(gathered.views, targets, batch, self.parts[0])
-        row_gradients, curvatures = self.state.tables.add_up(gathered, batch.row_gradients, curvatures)
+        row_gradients, curvatures = self.state.tables.rows.add_up(
+            gathered.plans, batch.row_gradients, curvatures
+        )
         # Separately: their shapes are static, so their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
             loss, terms, *dense_gradients = self._workers.all_reduce(

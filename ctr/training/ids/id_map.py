@@ -146,11 +146,7 @@ class IdMap:
     def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         if self.group.size == 1:
             return self._slots.find(features, fingerprints)
-        return self.group.sum_numbers(self.held_slots(features, fingerprints)).astype(np.int64) - 1
-
-    def held_slots(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns the slots, one higher, of ids that this worker keeps, and 0 for others: int32 [U], to be summed."""
-        return self._slots.held_places(features, fingerprints)
+        return find_slots([self], [(features, fingerprints)])[0]
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         rows = (slots + self._first_slot).astype(np.int32)
@@ -497,7 +493,7 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
     """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
-    held = [id_map.held_slots(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
+    held = [id_map._slots.held_places(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
     slots = id_maps[0].group.sum_numbers(np.concatenate(held)).astype(np.int64) - 1
     return np.split(slots, np.cumsum([len(part) for part in held])[:-1])
 

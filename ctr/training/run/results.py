@@ -69,13 +69,9 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    ``failure``: why the run ends with an error; ``timing``, called at the end: empty if no row was left, which keeps
-    the earlier timing.
+    The first worker alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end: empty
+    if no row was left, which keeps the earlier timing.
     """
-    return run.workers.once(lambda: _write(run, failure, timing))
-
-
-def _write(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
     sums = pa.concat_tables(table for observer in run.observers for table in observer.end(summary))

@@ -63,15 +63,8 @@ def plan_table(
     else:
         distinct, positions = _find_distinct(everything)
     of_single, of_values = np.split(positions, [single.size])
-    plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct))
-    if not layout.growing:
-        return plan
-    drawn_keys = None
-    if drawn is not None:
-        row_of = np.repeat(np.arange(len(ids)), single.shape[1])
-        drawn_keys = drawn[np.concatenate([row_of, segments // max(len(layout.multivalent), 1)])]
-    pending = pending_ids(layout, distinct, positions, segments, single.shape[1], drawn_keys)
-    return replace(plan, pending=pending)
+    pending = pending_ids(layout, distinct, positions, segments, single.shape[1], drawn)
+    return TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct), pending)
 
 
 def distinct_keys(
@@ -94,11 +87,13 @@ def pending_ids(
     segments: np.ndarray,
     singles: int,
     drawn: np.ndarray | None,
-) -> PendingIds:
-    """Selects the growing ids among U distinct keys; ``positions`` are the keys of all occurrences.
+) -> PendingIds | None:
+    """Selects the growing ids among U distinct keys, or None if no ids grow; ``positions``: keys of all occurrences.
 
-    ``drawn``: whether an occurrence gets its id a slot at once.
+    ``drawn``: bool [N], rows whose ids get a slot at once.
     """
+    if not layout.growing:
+        return None
     keys = _keys(layout)
     features = keys.features(positions, segments, singles, len(distinct))
     counts = np.bincount(positions, minlength=len(distinct))
@@ -108,7 +103,8 @@ def pending_ids(
     admitted = None
     if drawn is not None:
         admitted = np.zeros(len(distinct), np.bool_)
-        admitted[positions[drawn]] = True
+        of_values = drawn[segments // max(len(layout.multivalent), 1)]
+        admitted[positions[np.concatenate([np.repeat(drawn, singles), of_values])]] = True
         admitted = admitted[at]
     return PendingIds(at, features[at], fingerprints, counts[at], admitted)
 
@@ -380,10 +376,7 @@ def plan_batches(
         at = np.arange(len(values)) - offsets_of(np.bincount(value_batch, minlength=len(counts)))[value_batch]
         of_values[value_batch, at] = within[keys.size :]
         own_segments[value_batch, at] = rows.within[segments // features] * features + segments % features
-    pending = None
-    if layout.growing:
-        drawn_keys = None if drawn is None else drawn[row_of]
-        pending = pending_ids(layout, distinct, positions, segments, keys.shape[1], drawn_keys)
+    pending = pending_ids(layout, distinct, positions, segments, keys.shape[1], drawn)
     return BatchPlans(distinct, counts, single, of_values, own_segments, codes, pending)
 
 

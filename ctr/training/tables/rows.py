@@ -52,7 +52,10 @@ class Rows:
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows here."""
+        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows here.
+
+        Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
+        """
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:

@@ -43,6 +43,16 @@ class Gathered(NamedTuple):
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
 
+    def row_gradients(
+        self, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
+    ) -> list[RowGradient]:
+        """Joins gradients and curvatures of ``held``, by table, with what the optimizer's step reads of these rows."""
+        parts = zip(self.plans, self.held, self.state, gradients, curvatures, strict=True)
+        return [
+            RowGradient(plan["distinct"], held, state, gradient, *curvature)
+            for plan, held, state, gradient, curvature in parts
+        ]
+
 
 class NewRows(NamedTuple):
     """Rows of a table that were just assigned to new ids."""
@@ -121,13 +131,13 @@ class EmbeddingTables:
         by_table, begun = {}, []
         for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                rows, new = id_map.learn(
+                learned = id_map.learn(
                     ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
                 )
-                begun.append(_new_rows(number, ids, Learned(rows, new)))
+                by_table[number] = learned.rows
+                begun.append(_new_rows(number, ids, learned))
             else:
-                rows = id_map.look_up(ids.features, ids.fingerprints, indices)
-            by_table[number] = rows
+                by_table[number] = id_map.look_up(ids.features, ids.fingerprints, indices)
         return by_table, begun
 
     def assign_batches(
@@ -222,15 +232,6 @@ class EmbeddingTables:
             state = self.optimizer.read(distinct) if learning else []
         return Gathered(plans, held, state, *self.rows.fetch(plans, held))
 
-    def add_up(
-        self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
-    ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``gathered.rows`` over the group; returns the sums for ``gathered.held``.
-
-        Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
-        """
-        return self.rows.add_up(gathered.plans, gradients, curvatures)
-
     def update(
         self,
         gathered: Gathered,
@@ -238,14 +239,7 @@ class EmbeddingTables:
         curvatures: Sequence[Curvature],
         rate: tf.Tensor,
     ) -> None:
-        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
-        self.optimizer.update(
-            [
-                RowGradient(plan["distinct"], held, state, gradient, *curvature)
-                for plan, held, state, gradient, curvature in parts
-            ],
-            rate,
-        )
+        self.optimizer.update(gathered.row_gradients(gradients, curvatures), rate)
 
     # Between two steps.
 
