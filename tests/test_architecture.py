@@ -50,19 +50,19 @@ LINES = {
     "ctr/search": 1824,
     "ctr/serving": 1522,
     "ctr/simulator": 1406,
-    "ctr/training": 11456,
+    "ctr/training": 11450,
     "ctr/workers": 1359,
     "eval": 4396,
     "models": 2053,
     "optim": 7212,
     "pipelines": 8310,
-    "tests": 52621,
+    "tests": 52620,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22203
+LOOP_MODULES, LOOP_LINES = 130, 22197
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

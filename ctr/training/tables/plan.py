@@ -305,12 +305,6 @@ class BatchPlans:
         codes = self.codes[first:last]
         return BatchPlans(self.distinct[first:last], self.counts[batches], *arrays, codes, pending)
 
-    @property
-    def pending_counts(self) -> np.ndarray:
-        """Counts each batch's growing ids that have no row yet: int64 [K]."""
-        assert self.pending is not None
-        return np.diff(np.searchsorted(self.pending.at, offsets_of(self.counts)))
-
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Sorts the rows that any batch needs, int32 [N]; and the positions in them of ``distinct``, int64 [D]."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.value_arrays import offsets_of
 from ctr.models.embeddings import create_table, new_rows
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
@@ -151,8 +152,9 @@ class EmbeddingTables:
         for number, plan in enumerate(plans):
             if (ids := plan.pending) is None:
                 continue
+            lengths = np.diff(np.searchsorted(ids.at, offsets_of(plan.counts)))
             learned = self.id_maps[number].learn_batches(
-                ids.features, ids.fingerprints, ids.counts, plan.codes[ids.at], plan.pending_counts, times_us
+                ids.features, ids.fingerprints, ids.counts, plan.codes[ids.at], lengths, times_us
             )
             if learned is not None:
                 assigned[number] = plan.with_rows(learned.rows)
@@ -167,8 +169,6 @@ class EmbeddingTables:
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Initializes the rows of newly admitted ids; doubles the slots if there are too few."""
-        if not new:
-            return
         rows, values = [], []
         for number in self.id_maps:
             layout, size = self.layouts[number], self.count(number)
