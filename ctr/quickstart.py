@@ -170,10 +170,9 @@ def draft_table(
     choices = list_labels(table, sample)
     labels = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
     say("\n".join([f"{path}: the label can be", *(f"  {line}" for line in labels)]))
-    hint = (
-        joined(labels) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
-    )
-    raise InputError(f"{path}: --label is required: the column that says which rows are positive", hint)
+    other = "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
+    required = f"{path}: --label is required: the column that says which rows are positive"
+    raise InputError(required, joined(labels) or other)
 
 
 def _write_record(out: Path, record: Record) -> None:

@@ -355,10 +355,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
     if fullest > max(0.3 * len(values), 1.2 * counts.max()):
         return False
     others = values[values != distinct[counts.argmax()]]
-    if not len(others):
-        return True
-    middle = (float(np.median(others)) - low) / (high - low)
-    return _TAIL <= middle <= 1 - _TAIL
+    return not len(others) or _TAIL <= (float(np.median(others)) - low) / (high - low) <= 1 - _TAIL
 
 
 def _round_step(size: float) -> float:

@@ -94,7 +94,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping; InputError for an impossible role, for a leak, or if no feature is left."""
+    """Drafts a mapping, in the order of its file; InputError for an impossible role, a leak, or no feature left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -118,7 +118,49 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
             f"{table.files[0].path}: known only after the label, by how well it alone ranks the rows: {scores}",
             f"{drops} trains without; --keep keeps what is known before",
         )
-    _fill_content(draft, table, sample, nulls, options, label, time)
+    form = table.form.model_dump(mode="json", exclude_defaults=True)
+    form |= {"nulls": ["", *nulls]} if nulls else {}
+    form |= {"optional": list(sample.lacking)} if sample.lacking else {}
+    query: Any = {"column": options.query} if options.query else "none"
+    if options.session_gap:
+        query = {"session": {"by": options.query, "gap": options.session_gap}}
+    times: dict[str, Any] = _ROW_ORDER
+    if time is not None:
+        times = time.time.model_dump(mode="json", exclude_none=True)
+        # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
+        us, bad = parse_times(sample.columns[times["column"]], time.time)
+        left_out = us[time.bad & ~bad]
+        times |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
+        times |= {"last": "2099-12-31"} if (left_out >= LAST_US).any() else {}
+    roles = {"query": options.query, "label": label.rule.column, "weight": options.weight}
+    roles |= {"time": time.time.column if time else None}
+    draft.comments |= {key: draft.columns[column].because for key, column in roles.items() if column}
+    derive, features = _features(draft, set(sample.columns), time)
+    if not features:
+        unused = joined([f"{name}: {use.because}" for name, use in draft.columns.items() if not use.feature])
+        raise InputError(
+            f"{table.files[0].path}: no column is left as a feature ({unused})",
+            "--keep COLUMN keeps one that was excluded",
+        )
+    content = {
+        "input": form,
+        "time": times,
+        "query": query,
+        "label": label.rule.model_dump(exclude_none=True),
+        "weight": options.weight,
+        "derive": derive,
+        "partition": _partition(sample, time),
+        "features": features,
+    }
+    draft.content = {key: value for key, value in content.items() if value}
+    mapping = parse_model(mappings.Mapping, draft.content, "the drafted mapping")
+    if "optional" in form:
+        form["optional"] = [name for name in form["optional"] if name in mapping.raw_columns]
+    draft.content["keep_values"] = [feature.name for feature in mapping.features if has_raw_values(feature)]
+    draft.comments["partition"] = "A partition must fit in memory."
+    draft.comments["keep_values"] = (
+        "The values behind ids are kept beside the log where they are few, so that the report shows them."
+    )
     return draft
 
 
@@ -175,10 +217,8 @@ def _decide_features(
             if options.time is None:
                 draft.notes.append(f"{name} looks like a time: --time {name} makes it the time of the rows")
         elif options.query is None and looks_like_query(column):
-            each = column.present / column.distinct
-            draft.notes.append(
-                f"{name} looks like a query, {each:.3g} rows each: --query {name} makes it one"
-            )
+            each = f"{column.present / column.distinct:.3g} rows each"
+            draft.notes.append(f"{name} looks like a query, {each}: --query {name} makes it one")
         twin = seen.setdefault(column.codes.tobytes(), column)
         # Of columns without repetition the values always change in the same rows.
         repeats = decision.becomes == "category" and column.distinct < 0.5 * column.present
@@ -218,53 +258,6 @@ def _describe_reading(table: TableFiles, sample: Sample, nulls: Sequence[str], o
     return [note for note, applies in notes.items() if applies]
 
 
-def _fill_content(
-    draft: Draft,
-    table: TableFiles,
-    sample: Sample,
-    nulls: Sequence[str],
-    options: Options,
-    label: LabelColumn,
-    time: TimeColumn | None,
-) -> None:
-    """Writes the mapping in the order of its file; InputError where no feature is left."""
-    form = table.form.model_dump(mode="json", exclude_defaults=True)
-    form |= {"nulls": ["", *nulls]} if nulls else {}
-    form |= {"optional": list(sample.lacking)} if sample.lacking else {}
-    query: Any = {"column": options.query} if options.query else "none"
-    if options.session_gap:
-        query = {"session": {"by": options.query, "gap": options.session_gap}}
-    roles = {"query": options.query, "label": label.rule.column, "weight": options.weight}
-    roles |= {"time": time.time.column if time else None}
-    draft.comments |= {key: draft.columns[column].because for key, column in roles.items() if column}
-    derive, features = _features(draft, set(sample.columns), time)
-    if not features:
-        unused = joined([f"{name}: {use.because}" for name, use in draft.columns.items() if not use.feature])
-        raise InputError(
-            f"{table.files[0].path}: no column is left as a feature ({unused})",
-            "--keep COLUMN keeps one that was excluded",
-        )
-    content = {
-        "input": form,
-        "time": _ROW_ORDER if time is None else _time_content(sample, time),
-        "query": query,
-        "label": label.rule.model_dump(exclude_none=True),
-        "weight": options.weight,
-        "derive": derive,
-        "partition": _partition(sample, time),
-        "features": features,
-    }
-    draft.content = {key: value for key, value in content.items() if value}
-    mapping = parse_model(mappings.Mapping, draft.content, "the drafted mapping")
-    if "optional" in form:
-        form["optional"] = [name for name in form["optional"] if name in mapping.raw_columns]
-    draft.content["keep_values"] = [feature.name for feature in mapping.features if has_raw_values(feature)]
-    draft.comments["partition"] = "A partition must fit in memory."
-    draft.comments["keep_values"] = (
-        "The values behind ids are kept beside the log where they are few, so that the report shows them."
-    )
-
-
 def _features(
     draft: Draft, columns: set[str], time: TimeColumn | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -296,15 +289,6 @@ def _features(
         draft.comments[name] = because
         draft.columns[f"({part})"] = Decision("category", because)
     return derive, features
-
-
-def _time_content(sample: Sample, time: TimeColumn) -> dict[str, Any]:
-    content = time.time.model_dump(mode="json", exclude_none=True)
-    # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
-    us, bad = parse_times(sample.columns[content["column"]], time.time)
-    left_out = us[time.bad & ~bad]
-    content |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
-    return content | ({"last": "2099-12-31"} if (left_out >= LAST_US).any() else {})
 
 
 def _partition(sample: Sample, time: TimeColumn | None) -> str:
@@ -365,8 +349,5 @@ def decision_table(columns: Mapping[str, Decision], width: int) -> str:
     texts += [(name, decision.becomes, decision.because) for name, decision in columns.items()]
     rows = [[printable(" ".join(text.split())) or "(no name)" for text in row] for row in texts]
     wide = [min(32, max(len(row[index]) for row in rows)) for index in (0, 1)]
-    lines = []
-    for row in rows:
-        line = f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}"
-        lines.append(line if len(line) <= width else f"{line[: width - 3]}...")
-    return "\n".join(lines)
+    lines = [f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}" for row in rows]
+    return "\n".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in lines)

@@ -224,11 +224,10 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
     column, form = find_column(name, columns, "--time"), text[len(name) + 1 :]
     if not form:
         readings = time_readings(column)
-        forms = [shlex.quote(f"{name}={reading.time.format or reading.time.unit}") for reading in readings]
         if len(readings) > 1:
-            raise InputError(
-                f"--time {text}: {column.texts[0]!r} can be read as --time {' or --time '.join(forms)}"
-            )
+            ways = [shlex.quote(f"{name}={reading.time.format or reading.time.unit}") for reading in readings]
+            either = " or --time ".join(ways)
+            raise InputError(f"--time {text}: {column.texts[0]!r} can be read as --time {either}")
         if not readings:
             raise InputError(
                 f"--time {text}: not read as a time ({column.describe()}); name its form with "
