@@ -51,12 +51,9 @@ def quickstart(
     width = shutil.get_terminal_size((200, 24)).columns
     load = functools.partial(load_tensorflow, keeps_loops=True)
     tools = quickstart.Tools(say, width, Bar, load)
-    if dry_run:
-        result = quickstart.write_mapping(file, out, options, tools)
-        print_result(result, "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])]))
-        return
-    result = quickstart.run_quickstart(file, out, options, tools)
-    print_result(result, quickstart.result_text(out, result))
+    result = quickstart.run_quickstart(file, out, options, tools, dry_run)
+    by_hand = "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
+    print_result(result, by_hand if dry_run else quickstart.result_text(out, result))
 
 
 def simulate(

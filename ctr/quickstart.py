@@ -65,18 +65,31 @@ def default_out(path: Path) -> Path:
     return parent / f"{whole.name.split('.')[0] or whole.name}-quickstart"
 
 
-def run_quickstart(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+def run_quickstart(
+    path: Path, out: Path, options: Options, tools: Tools, dry_run: bool = False
+) -> dict[str, Any]:
     """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
 
     Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
-    same by hand. Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output
-    directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    same by hand. With ``dry_run`` it stops at the mapping, and returns ``mapping``, ``columns`` and ``commands``.
+    Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output directory of another
+    table, or what ``ctr ingest`` and ``ctr train`` refuse.
     """
-    result = write_mapping(path, out, options, tools)
-    mapping = load_mapping(out / MAPPING)
-    record = _check_mapping(out, _read_record(out))
+    check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
+    record = _begin(path, out, options, tools)
     log, run = out / LOG, out / RUN
+    steps = (
+        ("ctr", "ingest", "table", path, "--mapping", out / MAPPING, "--out", log),
+        ("ctr", "train", log, "--out", run),
+        ("ctr", "report", run),
+    )
+    commands = [shlex.join(map(str, step)) for step in steps]
+    result = {"mapping": str(out / MAPPING), "columns": list(record.columns), "commands": commands}
+    if dry_run:
+        return result
+    mapping = load_mapping(out / MAPPING)
+    record = _check_mapping(out, record)
     if record.ingested is None:
         record = _ingest(path, out, mapping, record, tools)
     else:
@@ -95,30 +108,14 @@ def run_quickstart(path: Path, out: Path, options: Options, tools: Tools) -> dic
     }
 
 
-def write_mapping(path: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
-    """Writes the mapping, unless that was done for the same table and options; the same command goes on from there.
-
-    Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
-    """
-    check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
-    record = _begin(path, out, options, tools)
-    steps = (
-        ("ctr", "ingest", "table", path, "--mapping", out / MAPPING, "--out", out / LOG),
-        ("ctr", "train", out / LOG, "--out", out / RUN),
-        ("ctr", "report", out / RUN),
-    )
-    commands = [shlex.join(map(str, step)) for step in steps]
-    return {"mapping": str(out / MAPPING), "columns": list(record.columns), "commands": commands}
-
-
 def result_text(out: Path, result: dict[str, Any]) -> str:
     """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
     lines = [summary_text(out / RUN, result["summary"])]
     strongest = strongest_text([(column["column"], column["auc"]) for column in result["strongest"]])
     lines += [strongest] if strongest else []
-    lines += ["", f"How the table is read is in {result['mapping']}. By hand:"]
+    lines += [f"\nHow the table is read is in {result['mapping']}. By hand:"]
     lines += [f"  {command}" for command in result["commands"]]
-    return "\n".join([*lines, "", f"The report: {result['report']}"])
+    return "\n".join([*lines, f"\nThe report: {result['report']}"])
 
 
 def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
@@ -127,7 +124,8 @@ def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
     named = {name: value for name, value in dataclasses.asdict(options).items() if value}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     if (out / RECORD).is_file():
-        record = _read_record(out)
+        name = str(out / RECORD)
+        record = parse_model(Record, dict(read_json_object(out / RECORD, f"{name}: no such file")), name)
         begun = " ".join(
             f"--{name.replace('_', '-')} {shlex.quote(value)}"
             for name, values in record.options.items()
@@ -146,15 +144,14 @@ def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
     draft = draft_table(path, table, options, tools.say)
     lines = [f"{path}:", decision_table(draft.columns, tools.width), *(f"- {note}" for note in draft.notes)]
     tools.say("\n".join(lines))
-    columns = [
-        {"column": name, "becomes": column.becomes, "because": column.because}
-        for name, column in draft.columns.items()
-    ]
     record = Record(
         input=str(path.resolve()),
         files=files,
         options=named,
-        columns=tuple(columns),
+        columns=tuple(
+            {"column": name, "becomes": decision.becomes, "because": decision.because}
+            for name, decision in draft.columns.items()
+        ),
         strongest=tuple(draft.strongest[:SHOWN]),
     )
     _write_record(out, record)
@@ -173,15 +170,9 @@ def draft_table(
     choices = list_labels(table, sample)
     labels = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
     say("\n".join([f"{path}: the label can be", *(f"  {line}" for line in labels)]))
-    hint = (
-        joined(labels) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
-    )
-    raise InputError(f"{path}: --label is required: the column that says which rows are positive", hint)
-
-
-def _read_record(out: Path) -> Record:
-    path = out / RECORD
-    return parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
+    other = "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
+    required = f"{path}: --label is required: the column that says which rows are positive"
+    raise InputError(required, joined(labels) or other)
 
 
 def _write_record(out: Path, record: Record) -> None:

@@ -55,9 +55,8 @@ class Column:
     texts: Sequence[str]  # the distinct values, in order of their first row
     codes: np.ndarray  # [N] int64, the index of each value in ``texts``; -1 where it is missing
     counts: np.ndarray  # [distinct] int64, how often each value occurs
-    numbers: (
-        np.ndarray | None
-    )  # [N] float64, NaN where missing or unreadable; None unless nearly all are numbers
+    # [N] float64, NaN where missing or unreadable; None unless nearly all are numbers
+    numbers: np.ndarray | None
 
     @property
     def distinct(self) -> int:
@@ -73,7 +72,7 @@ class Column:
 
     @property
     def is_list(self) -> bool:
-        return bool(pa.types.is_list(self.array.type) or pa.types.is_large_list(self.array.type))
+        return isinstance(self.array, pa.ListArray | pa.LargeListArray)
 
     @cached_property
     def finite(self) -> np.ndarray:
@@ -93,8 +92,10 @@ class Column:
         """Lists some distinct values, and the share of missing ones."""
         if not self.present:
             return "no values"
-        shown = [_shorten(self.texts[index]) for index in np.argsort(-self.counts, kind="stable")[:3]]
-        text = f"{self.distinct:,} value{'s' * (self.distinct > 1)}, e.g. {', '.join(shown)}"
+        common = [self.texts[index] for index in np.argsort(-self.counts, kind="stable")[:3]]
+        lines = [" ".join(text.split()) or repr(text) for text in common]
+        examples = [line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..." for line in lines]
+        text = f"{self.distinct:,} value{'s' * (self.distinct > 1)}, e.g. {', '.join(examples)}"
         return text + (f"; {percent(self.missing_share)} missing" if self.missing_share else "")
 
 
@@ -121,21 +122,16 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
 
 
-def _shorten(text: str) -> str:
-    text = " ".join(text.split()) or repr(text)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
 def find_nulls(columns: Mapping[str, pa.Array]) -> tuple[str, ...]:
     """Finds the non-empty texts in columns of a delimited file that mean a missing value."""
     nulls: dict[str, None] = {}
     for array in columns.values():
         distinct = pc.unique(array.drop_null()).to_pylist() if is_text(array.type) else []
-        if not (words := [text for text in _NULLS if text in distinct]):
+        if not (nulls_here := [text for text in _NULLS if text in distinct]):
             continue
         others = pa.array([text for text in distinct if text and text not in _NULLS], pa.string())
         between_numbers = len(others) > 0 and not parse_numbers(others)[1].any()
-        nulls |= dict.fromkeys(word for word in words if between_numbers or word in _NULLS[:3])
+        nulls |= dict.fromkeys(text for text in nulls_here if between_numbers or text in _NULLS[:3])
     return tuple(nulls)
 
 
@@ -144,10 +140,9 @@ def profile_column(name: str, array: pa.Array, nulls: Sequence[str] = ()) -> Col
     if nulls and is_text(array.type):
         array = pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)
     values = array
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        rows = [None if row is None else "|".join("" if item is None else str(item) for item in row)
-                for row in array.to_pylist()]  # fmt: skip
-        values = pa.array(rows, pa.string())
+    if isinstance(array, pa.ListArray | pa.LargeListArray):
+        rows = [row and ["" if item is None else str(item) for item in row] for row in array.to_pylist()]
+        values = pa.array([None if row is None else "|".join(row) for row in rows], pa.string())
     elif pa.types.is_temporal(array.type) or pa.types.is_null(array.type):
         values = array.cast(pa.string())
     values = text_array(values).cast(pa.large_string())
@@ -164,11 +159,9 @@ def _numbers(
     kind = array.type
     if is_text(kind) and texts:
         values = pa.array(texts, pa.string())
-        if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
-            # 01234 is a code.
-            return None
-        # To find each of many words that are no numbers takes long.
-        if parse_numbers(values[:100])[1].mean() > 0.5:
+        # 01234 is a code. To find each of many words that are no numbers takes long.
+        is_code = pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py()
+        if is_code or parse_numbers(values[:100])[1].mean() > 0.5:
             return None
         parsed, bad = parse_numbers(values)
         if counts[bad].sum() > _FEW_BAD * counts.sum():
@@ -197,15 +190,12 @@ def decide_feature(column: Column, whole: bool = True) -> Decision:
         if column.is_list:
             return _list_feature(column, "|")
         if any("," in text for text in texts) and all(_WITH_COMMA.fullmatch(text.strip()) for text in texts):
-            if (numbers := _with_points(column)) is None:
-                because = (
-                    "numbers with a comma are read as texts: write a decimal point to use them as numbers"
-                )
-                return _category(column, because)
-            decision = _number_or_category(numbers)
-            return replace(
-                decision, because=f"{decision.because}; with a decimal comma", cast="decimal_comma"
-            )
+            if (numbers := _with_points(column)) is not None:
+                decision = _number_or_category(numbers)
+                because = f"{decision.because}; with a decimal comma"
+                return replace(decision, because=because, cast="decimal_comma")
+            because = "numbers with a comma are read as texts: write a decimal point to use them as numbers"
+            return _category(column, because)
         if (separated := find_list_form(texts, column.counts[:LOOKED].tolist())) is not None:
             return _list_feature(column, *separated)
         if _is_prose(texts):
@@ -303,20 +293,19 @@ def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> boo
 
 def _is_prose(texts: Sequence[str]) -> bool:
     """Returns whether most values are several words each, and few of the words come back often."""
-    words = [word for text in texts for word in text.lower().split()]
+    tokens = [word for text in texts for word in text.lower().split()]
     several = sum(len(text.split()) > 1 for text in texts)
-    return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))
+    return several > 0.5 * len(texts) and len(set(tokens)) > max(50, 0.1 * len(tokens))
 
 
 def _with_points(column: Column) -> Column | None:
     """Converts decimal commas to points; None unless all values have one: ``1,250`` may separate thousands."""
     pattern, spelled = CASTS["decimal_comma"]
-    if not any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts):
+    matches = [match for text in column.texts if (match := re.match(pattern, text))]
+    is_decimal = any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts)
+    if not is_decimal or len(matches) < column.distinct:
         return None
-    matches = [re.match(pattern, text) for text in column.texts]
-    if not all(matches):
-        return None
-    texts = pa.array([match.expand(spelled) for match in matches if match is not None], pa.string())
+    texts = pa.array([match.expand(spelled) for match in matches], pa.string())
     return profile_column(column.name, texts.take(pa.array(column.codes, mask=column.codes < 0)))
 
 
@@ -325,11 +314,7 @@ def _number_or_category(column: Column) -> Decision:
         return _number(column, "fractions")
     # Amounts begin near 0, and small ones are the most frequent; -1 or 0 may stand for none, before ids.
     positive = column.finite[column.finite > 0]
-    is_amount = (
-        len(positive) > 0
-        and float(positive.min()) <= 10
-        and 4 * float(np.median(positive)) < float(positive.max())
-    )
+    is_amount = len(positive) > 0 and positive.min() <= 10 and 4 * np.median(positive) < positive.max()
     if column.distinct <= (_FEWEST if is_amount else _FEW):
         return _category(column, "few whole numbers")
     if column.is_unique and bool((np.diff(column.finite) > 0).all()):
@@ -370,10 +355,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
     if fullest > max(0.3 * len(values), 1.2 * counts.max()):
         return False
     others = values[values != distinct[counts.argmax()]]
-    if not len(others):
-        return True
-    middle = (float(np.median(others)) - low) / (high - low)
-    return _TAIL <= middle <= 1 - _TAIL
+    return not len(others) or _TAIL <= (float(np.median(others)) - low) / (high - low) <= 1 - _TAIL
 
 
 def _round_step(size: float) -> float:
@@ -389,18 +371,15 @@ def feature_name(column: str, taken: Collection[str]) -> str:
 
     Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """
-    name = "".join(letter if _stays(letter) else " " for letter in column)
-    name = "_".join(name.split()).strip("_") or "column"
+    letters = (
+        letter if letter in "_.-" or unicodedata.category(letter)[0] in "LM" or letter.isdecimal() else " "
+        for letter in column
+    )
+    name = "_".join("".join(letters).split()).strip("_") or "column"
     name = (name if name[0].isalpha() else f"c_{name}")[:90]
-    if name in RESERVED_NAMES:
-        name += "_value"
+    name += "_value" if name in RESERVED_NAMES else ""
     names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken and name not in RESERVED_NAMES)
-
-
-def _stays(letter: str) -> bool:
-    kind = unicodedata.category(letter)
-    return letter in "_.-" or kind[0] in "LM" or kind == "Nd"
 
 
 LEAK = 0.99  # a column with this AUC alone is refused
@@ -456,8 +435,8 @@ def strongest_text(strongest: list[tuple[str, float]]) -> str:
     """Formats the few strongest columns; empty where there are none."""
     if not strongest:
         return ""
-    shown = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])
+    aucs = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])
     return (
-        f"The strongest columns alone, by their AUC in the sample: {shown}. One that is known only after the click has "
+        f"The strongest columns alone, by their AUC in the sample: {aucs}. One that is known only after the click has "
         "no place in a model: --drop COLUMN --out OTHER trains without it"
     )

@@ -42,12 +42,10 @@ _DELIMITERS = "\t;|,"
 _CONSISTENT = 0.9  # of the lines have as many fields as the header
 _NUMBERED = re.compile(r"c[1-9][0-9]*")
 
-_JSON_LINES = (
-    "allowed: one JSON object a line, as jq -c '.[]' or pandas' to_json(orient='records', lines=True) writes"
-)
 _TABLE = "one value of each column for each row, with a header, as csv, tsv, JSON lines or Parquet"
 _NUMBER = r"[-+]?\d[\d.eE+-]*"
 _FOREIGN = {
+    "XML or HTML": "<[!?A-Za-z].*",
     "libffm (LABEL FIELD:INDEX:VALUE ...)": rf"{_NUMBER}([ \t]+\d+:\d+:{_NUMBER})+",
     "libsvm (LABEL INDEX:VALUE ...)": rf"{_NUMBER}([ \t]+qid:\d+)?([ \t]+\w+:{_NUMBER})+\s*(#.*)?",
     "Vowpal Wabbit's (LABEL |NAMESPACE FEATURE ...)": (
@@ -90,8 +88,19 @@ def find_table(path: Path, label: str | None) -> TableFiles:
     columns: tuple[str, ...] = ()
     notes = []
     if not isinstance(form, JsonlInput):
-        columns, lacking = _columns_of(path, files, form)
-        if lacking:
+        names_by_file = [table_file_columns(file.path, form) for file in files]
+        widest = max(names_by_file, key=len)
+        for file, names in zip(files, names_by_file, strict=True):
+            others = set(names) ^ set(widest)
+            # One file has all columns, and the others at least half of them.
+            if set(names) - set(widest) or len(others) > 0.5 * len(widest):
+                raise InputError(
+                    f"input {path}: {files[names_by_file.index(widest)].name} and {file.name} have different columns: "
+                    f"{', '.join(sorted(others)[:3])} in one alone; give one file; a side table is joined by a mapping "
+                    "of your own (ctr ingest table)"
+                )
+        columns = (*names_by_file[0], *(name for name in widest if name not in names_by_file[0]))
+        if lacking := [name for name in columns if any(name not in names for names in names_by_file)]:
             form = form.model_copy(update={"optional": tuple(lacking)})
             notes.append(f"missing where a file lacks them: {', '.join(lacking)}")
     keys = [set(folder_keys(Path("/", file.name))) for file in files]
@@ -115,17 +124,16 @@ def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
     stems = [path.name.removesuffix(".gz").removesuffix(".zst") for path in paths]
     suffixes = {Path(stem).suffix for stem in stems}
     if len(suffixes) > 1:
-        shown = ", ".join(path.as_posix() for path in paths[:6])
+        names = ", ".join(path.as_posix() for path in paths[:6])
         raise InputError(
-            f"input {folder}: holds files of several kinds ({shown}): give one file, or a folder of one"
+            f"input {folder}: holds files of several kinds ({names}): give one file, or a folder of one"
         )
     is_compressed = any(path.name != stem for path, stem in zip(paths, stems, strict=True))
     [suffix] = suffixes
     # The pattern that a mapping has by default finds compressed files, too.
     more = "*" if is_compressed and (below or suffix not in (".csv", ".tsv", ".jsonl")) else ""
-    pattern = f"{below}*{suffix}{more}"
     patterns = [f"{below}*{suffix}{compression}" for compression in ("", ".gz", ".zst")]
-    return find_files([folder], patterns, ()), pattern
+    return find_files([folder], patterns, ()), patterns[0] + more
 
 
 def read_start(path: Path, size: int = START_BYTES) -> str:
@@ -147,18 +155,22 @@ def _input_of(path: Path, label: str | None) -> dict[str, Any]:
     is_json = suffixes[-1:] in ([".json"], [".jsonl"], [".ndjson"])
     if is_json or text.lstrip().startswith(("{", "[")):
         lines = text.strip().split("\n")[:10]
-        if any(map(_is_object, lines)):
+        if any(_json_object(line) is not None for line in lines):
             return {"type": "jsonl"}
         if is_json or re.match(r"\s*\[\s*\{|\s*\{\s*$", lines[0]):
-            raise InputError(f"{path}: does not hold one JSON object a line; {_JSON_LINES}")
+            raise InputError(
+                f"{path}: does not hold one JSON object a line; allowed: one JSON object a line, as jq -c '.[]' or "
+                "pandas' to_json(orient='records', lines=True) writes"
+            )
     return _delimited_input(path, text, label)
 
 
-def _is_object(line: str) -> bool:
+def _json_object(line: str | bytes) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
+        content = json.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]:
@@ -173,9 +185,9 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
         # Nothing says that this is a table with the label: it may be of another format.
         _check_foreign(path, lines, layout is not None)
     if layout is None:
-        shown = next((line for line in lines if line.strip()), "")[:40]
+        begin = next((line for line in lines if line.strip()), "")[:40]
         raise InputError(
-            f"{path}: has one column ({shown}); a label and at least one feature are required, in columns "
+            f"{path}: has one column ({begin}); a label and at least one feature are required, in columns "
             "between commas, tabs, ; or |"
         )
     skipped, delimiter, header = layout
@@ -193,8 +205,7 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
-    rows = split_rows(line, delimiter, delimiter != "\t" or '"' in line, 1)
-    return rows[0] if rows else []
+    return next(iter(split_rows(line, delimiter, delimiter != "\t" or '"' in line, 1)), [])
 
 
 def _find_header(lines: Sequence[str], wanted: set[str]) -> tuple[int, str, list[str]] | None:
@@ -227,41 +238,15 @@ def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
     filled = [line.strip() for line in lines if line.strip()][:50]
     if not filled:
         raise InputError(f"{path}: its beginning holds no row; allowed: {_TABLE}")
-    names = []
-    if not has_columns:
-        names += ["ARFF"] if filled[0].lower().startswith("@relation") else []
-        names += ["XML or HTML"] if re.match(r"<[!?A-Za-z]", filled[0]) else []
     for name, pattern in _FOREIGN.items():
         matching = [re.fullmatch(pattern, line) is not None for line in filled]
-        names += [name] if matching[0] and sum(matching) >= _CONSISTENT * len(filled) else []
-    if names:
-        raise InputError(f"{path}: the format is {names[0]}, which is not read; allowed: {_TABLE}")
+        if matching[0] and sum(matching) >= _CONSISTENT * len(filled):
+            raise InputError(f"{path}: the format is {name}, which is not read; allowed: {_TABLE}")
     if not has_columns and sum(line.count("::") >= 2 for line in filled) >= _CONSISTENT * len(filled):
         raise InputError(
             f"{path}: the fields are separated by ::; allowed: one character, such as a tab that no value contains, as "
             r"sed 's/::/\t/g' writes"
         )
-
-
-def _columns_of(
-    path: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
-) -> tuple[tuple[str, ...], list[str]]:
-    """Returns the columns of all files, and the columns that some lack; InputError for files of different tables.
-
-    Files are of one table if one of them has all columns, and the others at least half of them.
-    """
-    names_by_file = [table_file_columns(file.path, form) for file in files]
-    widest = max(names_by_file, key=len)
-    for file, names in zip(files, names_by_file, strict=True):
-        others = set(names) ^ set(widest)
-        if set(names) - set(widest) or len(others) > 0.5 * len(widest):
-            raise InputError(
-                f"input {path}: {files[names_by_file.index(widest)].name} and {file.name} have different columns: "
-                f"{', '.join(sorted(others)[:3])} in one alone; give one file; a side table is joined by a mapping of "
-                "your own (ctr ingest table)"
-            )
-    columns = (*names_by_file[0], *(name for name in widest if name not in names_by_file[0]))
-    return columns, [name for name in columns if any(name not in names for names in names_by_file)]
 
 
 SAMPLE_ROWS, SAMPLE_FILES = 50_000, 16
@@ -287,11 +272,8 @@ class Sample:
 
     def describe(self) -> str:
         """Says which rows the sample holds."""
-        return (
-            f"all {self.rows:,} rows"
-            if self.whole
-            else f"the first {self.rows:,} of about {self.table_rows:,} rows"
-        )
+        some = f"the first {self.rows:,} of about {self.table_rows:,} rows"
+        return f"all {self.rows:,} rows" if self.whole else some
 
 
 def read_sample(table: TableFiles) -> Sample:
@@ -303,42 +285,40 @@ def read_sample(table: TableFiles) -> Sample:
         for name in table.columns
         if not name or table.columns.count(name) > 1
     }
-    lacking: tuple[str, ...] = ()
+    names, lacking = list(table.columns), list[str]()
+    lists: dict[str, str] = {}
     if isinstance(table.form, JsonlInput):
-        kinds, always = _json_keys(files, limit, unusable)
-        wanted = [name for name in kinds if name not in unusable]
-        # A file alone has each of its keys somewhere.
-        lacking = tuple(name for name in wanted if len(table.files) > 1 and name not in always)
-    else:
-        if isinstance(table.form, ParquetInput):
-            unusable |= _parquet_faults(files)
-        wanted = [name for name in table.columns if name not in unusable]
+        names, lists, lacking = _json_keys(files, limit, unusable)
+    elif isinstance(table.form, ParquetInput):
+        fields = [field for file in files for field in pq.read_schema(file.path)]
+        unusable |= {
+            field.name: f"it is of type {field.type}" for field in fields if not _is_read(field.type)
+        }
+    wanted = [name for name in names if name not in unusable]
+    # A file alone has each of its keys somewhere.
+    lacking = [name for name in lacking if len(table.files) > 1 and name in wanted]
     if not wanted:
-        shown = "; ".join(f"{name or '(no name)'}: {why}" for name, why in list(unusable.items())[:4])
+        reasons = "; ".join(f"{name or '(no name)'}: {why}" for name, why in list(unusable.items())[:4])
         raise InputError(
-            f"{table.files[0].path}: no column can be read ({shown}); allowed: each name once, and a value or a list "
+            f"{table.files[0].path}: no column can be read ({reasons}); allowed: each name once, and a value or a list "
             "of values under it"
         )
     chunks: list[Chunk] = []
     whole = len(files) == len(table.files)
     for file in files:
         if isinstance(table.form, JsonlInput):
-            lists = {name: "|" for name in wanted if "list" in kinds[name]}
             read: Iterable[Chunk] = JsonlReader(wanted, [], lists, all_needed=False).read(file, _BLOCK_BYTES)
         else:
             read = read_table_file(file, table.form, wanted, _BLOCK_BYTES)
+        constants = {name: folder_keys(file.path)[name] for name in table.folders}
         rows = 0
         for chunk in read:
-            values = {name: folder_keys(file.path)[name] for name in table.folders}
-            chunk = with_constants(chunk, values)
-            if rows + chunk.table.num_rows > limit:
-                whole = False
-                chunk = replace(chunk, table=chunk.table.slice(0, limit - rows))
-            chunks.append(chunk)
+            if rows < limit:
+                first_rows = replace(chunk, table=chunk.table.slice(0, limit - rows))
+                chunks.append(with_constants(first_rows, constants))
             rows += chunk.table.num_rows
-            if rows >= limit:
-                # The file may have more rows.
-                whole = whole and next(iter(read), None) is None
+            if rows > limit:
+                whole = False
                 break
     rows = sum(chunk.table.num_rows for chunk in chunks)
     rejects = [reject for chunk in chunks for reject in chunk.rejects]
@@ -354,19 +334,12 @@ def read_sample(table: TableFiles) -> Sample:
         if bad > _NO_TEXT * rows:
             unusable[name] = f"{bad:,} values of the sample are not UTF-8"
         else:
-            columns[name] = _joined([values for values, _ in checked])
+            kinds = {values.type for values, _ in checked if not pa.types.is_null(values.type)}
+            # JSON lines whose values are a number here and a text there are texts.
+            kind = pa.string() if len(kinds) > 1 else next(iter(kinds), pa.null())
+            columns[name] = pa.concat_arrays([values.cast(kind) for values, _ in checked])
     total = rows if whole else max(rows, _estimated_rows(table))
-    return Sample(columns, unusable, rows, total, whole, len(rejects) - headers, headers, lacking)
-
-
-def _joined(pieces: list[pa.Array]) -> pa.Array:
-    kinds = {piece.type for piece in pieces if not pa.types.is_null(piece.type)}
-    if len(kinds) > 1:
-        # JSON lines whose values are a number here and a text there.
-        pieces = [piece.cast(pa.string()) for piece in pieces]
-    elif kinds:
-        pieces = [piece.cast(next(iter(kinds))) for piece in pieces]
-    return pa.concat_arrays(pieces)
+    return Sample(columns, unusable, rows, total, whole, len(rejects) - headers, headers, tuple(lacking))
 
 
 def _estimated_rows(table: TableFiles) -> int:
@@ -380,53 +353,35 @@ def _estimated_rows(table: TableFiles) -> int:
 
 def _json_keys(
     files: Sequence[SourceFile], limit: int, unusable: dict[str, str]
-) -> tuple[dict[str, set[str]], set[str]]:
-    """Returns the kinds of values of each key of JSON lines, and the keys in all lines; adds to ``unusable``."""
-    kinds: dict[str, set[str]] = {}
-    always: set[str] | None = None
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Returns the keys of JSON lines, the separators of lists, and keys that lines lack; adds to ``unusable``."""
+    rows: list[dict[str, Any]] = []
     for file in files:
         with faults_named(file.path), open_bytes(file.path) as stream:
-            block = bytes(stream.read(_BLOCK_BYTES)).removeprefix(BYTE_ORDER_MARK)
-        for line in itertools.islice(block.split(b"\n"), limit):
-            try:
-                content = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(content, dict):
-                always = set(content) if always is None else always & set(content)
-                for name, value in content.items():
-                    kinds.setdefault(name, set()).add(_json_kind(value))
-    for name, types in kinds.items():
+            lines = bytes(stream.read(_BLOCK_BYTES)).removeprefix(BYTE_ORDER_MARK).split(b"\n")[:limit]
+        rows += [content for content in map(_json_object, lines) if content is not None]
+    names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    separators = {}
+    for name in names:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        lists = [value for value in values if isinstance(value, list)]
         if not name:
             unusable[name] = "the column has no name"
-        elif "nested" in types:
+        elif any(isinstance(item, list | dict) for value in lists for item in value) or any(
+            isinstance(value, dict) for value in values
+        ):
             unusable[name] = "it holds objects or lists of lists"
-        elif {"list", "single"} <= types:
+        elif lists and len(lists) < len(values):
             unusable[name] = "it holds lists in some rows and single values in others"
-    return kinds, always or set()
-
-
-def _json_kind(value: object) -> str:
-    if isinstance(value, list):
-        return "nested" if any(isinstance(item, list | dict) for item in value) else "list"
-    return "missing" if value is None else "nested" if isinstance(value, dict) else "single"
-
-
-def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
-    """Returns the reasons why columns of Parquet files are not read, by name."""
-    faults: dict[str, str] = {}
-    for file in files:
-        with faults_named(file.path):
-            schema = pq.read_schema(file.path)
-        faults |= {field.name: f"it is of type {field.type}" for field in schema if not _is_read(field.type)}
-    return faults
+        elif lists:
+            separators[name] = "|"
+    return names, separators, [name for name in names if any(name not in row for row in rows)]
 
 
 def _is_read(kind: pa.DataType) -> bool:
     types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType | pa.DictionaryType):
+        # Lists and dictionaries, but none of lists.
         return not types.is_nested(kind.value_type) and _is_read(kind.value_type)
-    if types.is_dictionary(kind):
-        return _is_read(kind.value_type)
     is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_string_view(kind)
     return is_text_or_number(kind) or is_bytes or types.is_timestamp(kind) or types.is_date(kind)

@@ -36,22 +36,23 @@ from ctr.pipelines.infer.roles import (
     LabelColumn,
     Options,
     TimeColumn,
+    check_weight,
     count_rows,
     find_column,
-    label_choices,
+    label_of,
+    label_rules,
     looks_like_query,
     looks_like_time,
+    plain_label,
     read_label,
     read_query,
     read_time,
-    read_weight,
 )
 from ctr.pipelines.tables.convert import parse_times
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"row_order": {"start": "2001-01-01T00:00:00Z", "step_us": 1000}}
-_ROW_ORDER_PARTITION = "8m"
 _EXACT = 2.0**53  # above it not every whole number is a float64
 _WIDTH = 108
 
@@ -75,17 +76,25 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
 
 
 def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
-    """Lists possible labels, as ``--label`` takes them, with their share of positive rows."""
+    """Lists possible labels, as ``--label`` takes them, with their share of positive rows.
+
+    Lists columns of two values; where there are none, a rule for each column of few values.
+    """
     columns, _ = profile_columns(table, sample)
-    choices = label_choices(columns)
+    choices = []
+    for name, column in columns.items():
+        if (rule := plain_label(column)) is not None:
+            what = "times, none in other rows" if rule.value == "" else " and ".join(sorted(column.texts))
+            choices.append((name, f"{what}; {percent(label_of(column, rule).share)} positive"))
+    choices = choices or [rules[0] for column in columns.values() if (rules := label_rules(column))]
     if any(name in columns[name].texts for name in table.columns if name in columns):
-        shown = "or c2, ...: the columns of a file without a header, as the first line looks like values"
-        choices.insert(0, ("c1", shown))
+        because = "or c2, ...: the columns of a file without a header, as the first line looks like values"
+        choices.insert(0, ("c1", because))
     return choices
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping; InputError for an impossible role, for a leak, or if no feature is left."""
+    """Drafts a mapping, in the order of its file; InputError for an impossible role, a leak, or no feature left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -93,12 +102,8 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
     assert options.label is not None
     label = read_label(options.label, columns)
     time = None if options.time is None else read_time(options.time, columns)
-    roles = _decide_roles(columns, options, label, time)
+    decided = _decide_roles(columns, options, label, time)
     draft = Draft(notes=_describe_reading(table, sample, nulls, options))
-    decided = dict(roles)
-    if options.query is not None and options.session_gap is not None:
-        # The user of sessions is a feature, too.
-        del decided[options.query]
     decided |= _decide_features(draft, columns, decided, options, sample.whole)
     for name, column in columns.items():
         because = "; ".join(filter(None, (decided[name].because, column.describe())))
@@ -107,43 +112,86 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
     used = {name: columns[name] for name, decision in decided.items() if decision.feature is not None}
     draft.strongest = strongest_columns(used, label.values, label.labeled)
     if leaks := [name for name, auc in draft.strongest if auc >= LEAK and name not in options.keep]:
-        shown = ", ".join(f"{name} (AUC {auc:.3f})" for name, auc in draft.strongest if name in leaks)
+        scores = ", ".join(f"{name} (AUC {auc:.3f})" for name, auc in draft.strongest if name in leaks)
         drops = " ".join(f"--drop {shlex.quote(name)}" for name in leaks)
         raise InputError(
-            f"{table.files[0].path}: known only after the label, by how well it alone ranks the rows: {shown}",
+            f"{table.files[0].path}: known only after the label, by how well it alone ranks the rows: {scores}",
             f"{drops} trains without; --keep keeps what is known before",
         )
-    _fill_content(draft, table, sample, nulls, options, label, time)
+    form = table.form.model_dump(mode="json", exclude_defaults=True)
+    form |= {"nulls": ["", *nulls]} if nulls else {}
+    form |= {"optional": list(sample.lacking)} if sample.lacking else {}
+    query: Any = {"column": options.query} if options.query else "none"
+    if options.session_gap:
+        query = {"session": {"by": options.query, "gap": options.session_gap}}
+    times: dict[str, Any] = _ROW_ORDER
+    if time is not None:
+        times = time.time.model_dump(mode="json", exclude_none=True)
+        # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
+        us, bad = parse_times(sample.columns[times["column"]], time.time)
+        left_out = us[time.bad & ~bad]
+        times |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
+        times |= {"last": "2099-12-31"} if (left_out >= LAST_US).any() else {}
+    roles = {"query": options.query, "label": label.rule.column, "weight": options.weight}
+    roles |= {"time": time.time.column if time else None}
+    draft.comments |= {key: draft.columns[column].because for key, column in roles.items() if column}
+    derive, features = _features(draft, set(sample.columns), time)
+    if not features:
+        unused = joined([f"{name}: {use.because}" for name, use in draft.columns.items() if not use.feature])
+        raise InputError(
+            f"{table.files[0].path}: no column is left as a feature ({unused})",
+            "--keep COLUMN keeps one that was excluded",
+        )
+    content = {
+        "input": form,
+        "time": times,
+        "query": query,
+        "label": label.rule.model_dump(exclude_none=True),
+        "weight": options.weight,
+        "derive": derive,
+        "partition": _partition(sample, time),
+        "features": features,
+    }
+    draft.content = {key: value for key, value in content.items() if value}
+    mapping = parse_model(mappings.Mapping, draft.content, "the drafted mapping")
+    if "optional" in form:
+        form["optional"] = [name for name in form["optional"] if name in mapping.raw_columns]
+    draft.content["keep_values"] = [feature.name for feature in mapping.features if has_raw_values(feature)]
+    draft.comments["partition"] = "A partition must fit in memory."
+    draft.comments["keep_values"] = (
+        "The values behind ids are kept beside the log where they are few, so that the report shows them."
+    )
     return draft
 
 
 def _decide_roles(
     columns: Columns, options: Options, label: LabelColumn, time: TimeColumn | None
 ) -> dict[str, Decision]:
-    """Returns the columns that have a role, by their names; InputError where a column has two."""
-    value = f"{label.rule.value:g}" if isinstance(label.rule.value, float) else repr(label.rule.value)
-    role = "label" if label.rule.op is None else f"label {label.rule.op} {value}"
-    chosen = [
-        ("--label", label.rule.column, Decision(role, f"given by --label; {percent(label.share)} positive"))
-    ]
-    if time is not None and time.time.column is not None:
+    """Returns the columns that are used for a role alone, by their names; InputError where a column has two."""
+    rule = label.rule
+    value = f"{rule.value:g}" if isinstance(rule.value, float) else repr(rule.value)
+    role = "label" if rule.op is None else f"label {rule.op} {value}"
+    chosen = {"--label": (rule.column, Decision(role, f"given by --label; {percent(label.share)} positive"))}
+    if time is not None:
         lost = f"; {count_rows(time.bad)} have no readable time and become rejects" if time.bad.any() else ""
-        chosen.append(
-            ("--time", time.time.column, Decision(f"time, {time.time.form}", f"given by --time{lost}"))
-        )
+        decision = Decision(f"time, {time.time.form}", f"given by --time{lost}")
+        chosen["--time"] = str(time.time.column), decision
     if (query := read_query(options, columns)) is not None:
         missing = query.codes < 0
         lost = f"; {count_rows(missing)} have none and become rejects" if missing.any() else ""
-        chosen.append(("--query", query.name, Decision("query", f"given by --query{lost}")))
+        chosen["--query"] = query.name, Decision("query", f"given by --query{lost}")
     if options.weight is not None:
-        weight = read_weight(options.weight, columns)
-        chosen.append(("--weight", weight.name, Decision("weight", "given by --weight")))
+        check_weight(options.weight, columns)
+        chosen["--weight"] = options.weight, Decision("weight", "given by --weight")
     roles: dict[str, str] = dict.fromkeys(options.drop, "--drop")
-    for option, name, _ in chosen:
+    for option, (name, _) in chosen.items():
         if name in roles:
             raise InputError(f"{option} {name}: {roles[name]} names the same column")
         roles[name] = option
-    return {name: decision for _, name, decision in chosen}
+    if options.session_gap is not None:
+        # The user of sessions is a feature, too.
+        del chosen["--query"]
+    return dict(chosen.values())
 
 
 def _decide_features(
@@ -169,10 +217,8 @@ def _decide_features(
             if options.time is None:
                 draft.notes.append(f"{name} looks like a time: --time {name} makes it the time of the rows")
         elif options.query is None and looks_like_query(column):
-            each = column.present / column.distinct
-            draft.notes.append(
-                f"{name} looks like a query, {each:.3g} rows each: --query {name} makes it one"
-            )
+            each = f"{column.present / column.distinct:.3g} rows each"
+            draft.notes.append(f"{name} looks like a query, {each}: --query {name} makes it one")
         twin = seen.setdefault(column.codes.tobytes(), column)
         # Of columns without repetition the values always change in the same rows.
         repeats = decision.becomes == "category" and column.distinct < 0.5 * column.present
@@ -190,82 +236,26 @@ def _decide_features(
 
 def _describe_reading(table: TableFiles, sample: Sample, nulls: Sequence[str], options: Options) -> list[str]:
     form = table.form
-    notes = [f"inferred from {sample.describe()}"]
+    reading = ""
     if isinstance(form, mappings.DelimitedInput):
         delimiter = "tab" if form.field_delimiter == "\t" else form.field_delimiter
-        header = (
-            "the first line names the columns" if form.header else "no header: the columns are c1, c2, ..."
-        )
         skipped = f"without the first {form.skip_lines} lines; " if form.skip_lines else ""
-        notes.append(f"read as {form.type}, delimiter {delimiter}; {skipped}{header}")
-    notes += table.notes
-    if sample.lacking:
-        notes.append(f"missing where a file lacks them: {', '.join(sample.lacking)}")
-    if nulls:
-        notes.append(f"read as missing: {', '.join(nulls)}")
-    if sample.malformed:
-        notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
-    if sample.headers:
-        notes.append(f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows")
-    if options.time is None:
-        notes.append("no --time: the order of the rows is the order of time")
-    if options.query is None:
-        notes.append("no --query: each row is its own query")
-    return notes
-
-
-def _fill_content(
-    draft: Draft,
-    table: TableFiles,
-    sample: Sample,
-    nulls: Sequence[str],
-    options: Options,
-    label: LabelColumn,
-    time: TimeColumn | None,
-) -> None:
-    """Writes the mapping in the order of its file; InputError where no feature is left."""
-    content = draft.content
-    content["input"] = table.form.model_dump(mode="json", exclude_defaults=True)
-    if nulls:
-        content["input"]["nulls"] = ["", *nulls]
-    if sample.lacking:
-        content["input"]["optional"] = list(sample.lacking)
-    content["time"] = dict(_ROW_ORDER) if time is None else _time_content(sample, time)
-    session = {"session": {"by": options.query, "gap": options.session_gap}}
-    content["query"] = (
-        session if options.session_gap else {"column": options.query} if options.query else "none"
-    )
-    content["label"] = label.rule.model_dump(exclude_none=True)
-    if options.weight is not None:
-        content["weight"] = options.weight
-    named = {
-        "time": None if time is None else time.time.column,
-        "query": options.query,
-        "label": label.rule.column,
+        no_header = "no header: the columns are c1, c2, ..."
+        header = "the first line names the columns" if form.header else no_header
+        reading = f"read as {form.type}, delimiter {delimiter}; {skipped}{header}"
+    malformed, headers = sample.malformed, sample.headers
+    notes: dict[str, object] = {
+        f"inferred from {sample.describe()}": True,
+        reading: reading,
+        **dict.fromkeys(table.notes, True),
+        f"missing where a file lacks them: {', '.join(sample.lacking)}": sample.lacking,
+        f"read as missing: {', '.join(nulls)}": nulls,
+        f"{malformed:,} rows of the sample could not be read: they become rejects": malformed,
+        f"{headers:,} lines of the sample repeat the header: they are rejects, not rows": headers,
+        "no --time: the order of the rows is the order of time": options.time is None,
+        "no --query: each row is its own query": options.query is None,
     }
-    for key, column in (named | {"weight": options.weight}).items():
-        if column is not None:
-            draft.comments[key] = draft.columns[column].because
-    derive, features = _features(draft, set(sample.columns), time)
-    if not features:
-        unused = joined([f"{name}: {use.because}" for name, use in draft.columns.items() if not use.feature])
-        raise InputError(
-            f"{table.files[0].path}: no column is left as a feature ({unused})",
-            "--keep COLUMN keeps one that was excluded",
-        )
-    if derive:
-        content["derive"] = derive
-    content["partition"] = _partition(sample, time)
-    draft.comments["partition"] = "A partition must fit in memory."
-    content["features"] = features
-    mapping = parse_model(mappings.Mapping, content, "the drafted mapping")
-    if "optional" in content["input"]:
-        wanted = mapping.raw_columns
-        content["input"]["optional"] = [name for name in content["input"]["optional"] if name in wanted]
-    content["keep_values"] = [feature.name for feature in mapping.features if has_raw_values(feature)]
-    draft.comments["keep_values"] = (
-        "The values behind ids are kept beside the log where they are few, so that the report shows them."
-    )
+    return [note for note, applies in notes.items() if applies]
 
 
 def _features(
@@ -288,34 +278,24 @@ def _features(
         taken |= {feature["name"], feature["source"]}
     if time is None or TIME_COLUMN in taken:
         return derive, features
-    first, last = int(time.us[~time.bad].min()), int(time.us.max())
-    hours = np.unique(time.us[~time.bad] // 3_600_000_000 % 24)
+    us = time.us[~time.bad]
+    first, last = int(us.min()), int(us.max())
     because = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
-    for part in ("hour", "weekday") if len(hours) > 1 else ("weekday",):
-        if last - first > DAY_US:
-            name = feature_name(part if part not in columns | taken else f"time_{part}", columns | taken)
-            derive[name] = {"from": "time", "part": part}
-            features.append({"name": name, "kind": "category", "source": name})
-            draft.comments[name] = because
-            draft.columns[f"({part})"] = Decision("category", because)
+    parts = ("hour", "weekday") if len(np.unique(us // 3_600_000_000 % 24)) > 1 else ("weekday",)
+    for part in parts if last - first > DAY_US else ():
+        name = feature_name(part if part not in columns | taken else f"time_{part}", columns | taken)
+        derive[name] = {"from": "time", "part": part}
+        features.append({"name": name, "kind": "category", "source": name})
+        draft.comments[name] = because
+        draft.columns[f"({part})"] = Decision("category", because)
     return derive, features
-
-
-def _time_content(sample: Sample, time: TimeColumn) -> dict[str, Any]:
-    content = time.time.model_dump(mode="json", exclude_none=True)
-    # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
-    us, bad = parse_times(sample.columns[content["column"]], time.time)
-    left_out = us[time.bad & ~bad]
-    content |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
-    return content | ({"last": "2099-12-31"} if (left_out >= LAST_US).any() else {})
 
 
 def _partition(sample: Sample, time: TimeColumn | None) -> str:
     """Returns a length of partitions that hold a bounded number of rows on the average."""
     if time is None:
-        return _ROW_ORDER_PARTITION
-    good = time.us[~time.bad]
-    span = max(1, int(good.max()) - int(good.min()))
+        return "8m"
+    span = max(1, int(np.ptp(time.us[~time.bad])))
     for partition in _PARTITIONS:
         length = duration_us(partition)
         is_small = sample.table_rows * min(1.0, length / span) <= PARTITION_ROWS
@@ -326,10 +306,8 @@ def _partition(sample: Sample, time: TimeColumn | None) -> str:
 
 def mapping_text(draft: Draft, source: str) -> str:
     """Writes a draft as the text of a mapping file; ``source`` stands in its first line."""
-    lines = _comment(
-        f"How {source} becomes examples: written by ctr quickstart, to be edited. docs/howto/tables.md describes the "
-        "keys."
-    )
+    written = "written by ctr quickstart, to be edited. docs/howto/tables.md describes the keys."
+    lines = _comment(f"How {source} becomes examples: {written}")
     for note in draft.notes:
         lines += _comment(f"- {note}")
     for key, value in draft.content.items():
@@ -351,42 +329,25 @@ def mapping_text(draft: Draft, source: str) -> str:
 
 def _comment(text: str, indent: str = "") -> list[str]:
     # Values of the table may stand in comments, so characters that end a line of YAML are escaped.
-    first, next_lines = f"{indent}# ", f"{indent}#   "
     safe = printable(" ".join(text.split()))
     return textwrap.wrap(
-        safe, _WIDTH, initial_indent=first, subsequent_indent=next_lines, break_on_hyphens=False
+        safe, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_on_hyphens=False
     )
 
 
 def _flow(value: Any) -> str:
-    text = ""
-    for allow_unicode in (True, False):
-        text = yaml.dump(
-            value,
-            Dumper=Dumper,
-            default_flow_style=True,
-            sort_keys=False,
-            width=10**9,
-            allow_unicode=allow_unicode,
-        )
-        text = text.removesuffix("\n").removesuffix("\n...")
-        # PyYAML reads some line ends that it has written as spaces.
-        if text.isprintable():
-            break
-    return text
+    style: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "width": 10**9}
+    written = (yaml.dump(value, Dumper=Dumper, allow_unicode=allowed, **style) for allowed in (True, False))
+    texts = [text.removesuffix("\n").removesuffix("\n...") for text in written]
+    # PyYAML reads some line ends that it has written as spaces.
+    return texts[0] if texts[0].isprintable() else texts[1]
 
 
 def decision_table(columns: Mapping[str, Decision], width: int) -> str:
     """Formats what each column becomes as a table of one line each, cut at ``width`` characters."""
-    rows = [("column", "becomes", "because")]
-    for name, decision in columns.items():
-        column, becomes, because = (
-            printable(" ".join(text.split())) for text in (name, decision.becomes, decision.because)
-        )
-        rows.append((column or "(no name)", becomes, because))
+    texts = [("column", "becomes", "because")]
+    texts += [(name, decision.becomes, decision.because) for name, decision in columns.items()]
+    rows = [[printable(" ".join(text.split())) or "(no name)" for text in row] for row in texts]
     wide = [min(32, max(len(row[index]) for row in rows)) for index in (0, 1)]
-    lines = []
-    for row in rows:
-        line = f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}"
-        lines.append(line if len(line) <= width else f"{line[: width - 3]}...")
-    return "\n".join(lines)
+    lines = [f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}" for row in rows]
+    return "\n".join(line if len(line) <= width else f"{line[: width - 3]}..." for line in lines)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
 from ctr.data.ids.arrow import is_text
-from ctr.data.mapping import Label, LabelOp, Time, TimeUnit
-from ctr.data.times import DAY_US, duration_us
+from ctr.data.mapping import Label, Time, TimeUnit
+from ctr.data.times import DAY_US, read_duration
 from ctr.io.errors import InputError, joined, listed
 from ctr.pipelines.infer.columns import Column, Columns, percent
 from ctr.pipelines.tables.convert import parse_labels, parse_times, parse_weights
@@ -32,13 +32,8 @@ _FORMATS = (
     *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a, %d %b %Y %H:%M:%S %z", "%d/%b/%Y:%H:%M:%S %z"),
 )
 _DIGITS = {
-    6: ("%y%m%d",),
-    8: ("%Y%m%d", "%y%m%d%H"),
-    10: ("%Y%m%d%H",),
-    12: ("%Y%m%d%H%M",),
-    14: ("%Y%m%d%H%M%S",),
-    17: ("%Y%m%d%H%M%S%f",),
-}
+    "%y%m%d": 6, "%Y%m%d": 8, "%y%m%d%H": 8, "%Y%m%d%H": 10, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14, "%Y%m%d%H%M%S%f": 17,
+}  # fmt: skip
 FORMS = "s, ms, us, ns, serial, iso8601 or a format such as %d.%m.%y %H:%M, with a zone such as Europe/Berlin behind it"
 _ZONES = zoneinfo.available_timezones()
 
@@ -102,9 +97,9 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
     """Raises InputError where more rows, [N] bool, would become rejects than an ingest lets pass."""
     if bad.mean() > MAX_REJECT_SHARE:
         code = int(column.codes[np.flatnonzero(bad)[0]])
-        shown = f"such as {column.texts[code]!r}" if code >= 0 else "which have no value"
+        example = f"such as {column.texts[code]!r}" if code >= 0 else "which have no value"
         raise InputError(
-            f"{option}: {count_rows(bad)} cannot be read, {shown} ({column.describe()}); allowed: {allowed} in at "
+            f"{option}: {count_rows(bad)} cannot be read, {example} ({column.describe()}); allowed: {allowed} in at "
             f"least {percent(1 - MAX_REJECT_SHARE)} of the rows"
         )
 
@@ -116,17 +111,15 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
     except ValidationError as error:
         raise InputError(describe_validation_error(error, Label, f"--label {text!r}")) from None
     column = find_column(rule.column, columns, "--label")
-    if rule.op is None:
-        plain_rule = plain_label(column)
-        if plain_rule is None:
-            rules = [f"--label {shlex.quote(choice)} ({share})" for choice, share in label_rules(column)]
-            raise InputError(
-                f"--label {text}: this column is no label by itself ({column.describe()}); allowed: two values such as "
-                "0 and 1 or no and yes, times that are empty where there was none, or a rule",
-                joined(rules or ["such as --label 'COLUMN>=4' or 'COLUMN==sold'"]),
-            )
-        rule = plain_rule
-    label = _label_of(column, rule)
+    plain_rule = plain_label(column) if rule.op is None else rule
+    if plain_rule is None:
+        rules = [f"--label {shlex.quote(choice)} ({share})" for choice, share in label_rules(column)]
+        raise InputError(
+            f"--label {text}: this column is no label by itself ({column.describe()}); allowed: two values such as 0 "
+            "and 1 or no and yes, times that are empty where there was none, or a rule",
+            joined(rules or ["such as --label 'COLUMN>=4' or 'COLUMN==sold'"]),
+        )
+    label = label_of(column, plain_rule)
     _check_rejects(f"--label {text}", column, ~label.labeled, "a label")
     if label.share in (0.0, 1.0):
         raise InputError(
@@ -136,7 +129,8 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
     return label
 
 
-def _label_of(column: Column, rule: Label) -> LabelColumn:
+def label_of(column: Column, rule: Label) -> LabelColumn:
+    """Reads the label by a rule; InputError where the column is no label by it."""
     try:
         values, bad, _ = parse_labels(column.array, rule)
     except InputError as error:
@@ -149,7 +143,7 @@ def plain_label(column: Column) -> Label | None:
     name, lower = column.name, [text.strip().lower() for text in column.texts[:3]]
     if column.distinct == 2 and not column.is_list:
         plain = Label(column=name)
-        if set(lower) <= {"0", "1", "false", "true", "0.0", "1.0"} and _label_of(column, plain).share:
+        if set(lower) <= {"0", "1", "false", "true", "0.0", "1.0"} and label_of(column, plain).share:
             return plain
         if set(column.finite.tolist()) in ({0.0, 1.0}, {-1.0, 1.0}):
             return Label(column=name, op=">", value=0.0)
@@ -162,44 +156,33 @@ def plain_label(column: Column) -> Label | None:
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
     """Returns rules that make a label of a column of few values, as ``--label`` takes them, and their shares."""
-    rules: list[tuple[LabelOp, str]] = []
+    rules: list[str] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
     if column.missing_share > MAX_REJECT_SHARE:
-        rules = [("!=", '""')]
+        rules = ['!=""']
     elif column.numbers is not None and column.is_whole and column.distinct > 2:
         levels = np.unique(column.finite)
         level = next((low for low in levels if (column.finite >= low).mean() <= 0.6), levels[-1])
-        rules = [(">=", f"{1 if levels[0] == 0 else level:g}")]
+        rules = [f">={1 if levels[0] == 0 else level:g}"]
     elif column.distinct > 1 and (is_text(column.array.type) or column.numbers is not None):
         rarest = np.argsort(column.counts, kind="stable")[: 1 if column.distinct == 2 else 3]
         texts = [column.texts[index] for index in rarest.tolist()]
         # A text that is a number, or has spaces around it, stands in quotes.
-        rules = [("==", f'"{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else text) for text in texts]
+        rules = [
+            f'=="{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else f"=={text}" for text in texts
+        ]
     choices = []
-    for op, value in rules:
-        rule = Label.model_validate(f"x{op}{value}").model_copy(update={"column": column.name})
-        choices.append((f"{column.name}{op}{value}", f"{percent(_label_of(column, rule).share)} positive"))
+    for text in rules:
+        rule = Label.model_validate(f"x{text}").model_copy(update={"column": column.name})
+        choices.append((f"{column.name}{text}", f"{percent(label_of(column, rule).share)} positive"))
     return choices
 
 
-def label_choices(columns: Columns) -> list[tuple[str, str]]:
-    """Lists possible labels, as ``--label`` takes them, and their share of positive rows.
-
-    Returns columns of two values; where there are none, a rule for each column of few values.
-    """
-    choices = []
-    for name, column in columns.items():
-        if (rule := plain_label(column)) is not None:
-            what = "times, none in other rows" if rule.value == "" else " and ".join(sorted(column.texts))
-            choices.append((name, f"{what}; {percent(_label_of(column, rule).share)} positive"))
-    return choices or [rules[0] for column in columns.values() if (rules := label_rules(column))]
-
-
-def _read_time(column: Column, time: Time) -> tuple[np.ndarray, np.ndarray]:
+def _read_time(column: Column, time: Time) -> TimeColumn:
     us, bad = parse_times(column.array, time)
     bad = bad | (us < FIRST_US) | (us >= LAST_US)
-    return np.where(bad, 0, us), bad
+    return TimeColumn(time, np.where(bad, 0, us), bad)
 
 
 def time_readings(column: Column) -> list[TimeColumn]:
@@ -212,23 +195,22 @@ def time_readings(column: Column) -> list[TimeColumn]:
         forms = ("iso8601", *_FORMATS)
     elif is_text(kind) or pa.types.is_integer(kind):
         lengths = {len(text.strip()) for text in column.texts[:_LOOKED]}
-        forms = [form for length in lengths for form in _DIGITS.get(length, ())] if len(lengths) < 3 else ()
+        forms = [form for form, length in _DIGITS.items() if length in lengths and len(lengths) < 3]
     ways = [Time(column=name, format=form) for form in forms]
     if column.numbers is not None:
         middle = float(np.median(column.finite))
         ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
-    some = (
-        pa.array(column.texts[:_LOOKED], pa.string()) if is_text(kind) else column.array.drop_null()[:_LOOKED]
-    )
+    texts = pa.array(column.texts[:_LOOKED], pa.string())
+    some = texts if is_text(kind) else column.array.drop_null()[:_LOOKED]
     readings: list[TimeColumn] = []
     for time in ways if column.present else ():
         # Digits are a date sooner than a number; a few values, such as 0, may stand for none.
         if (time.unit is not None and readings) or parse_times(some, time)[1].mean() > 0.5:
             continue
-        us, bad = _read_time(column, time)
-        is_most = (bad & (column.codes >= 0)).mean() <= MAX_REJECT_SHARE
-        if is_most and not any(np.array_equal(us, reading.us) for reading in readings):
-            readings.append(TimeColumn(time, us, bad))
+        reading = _read_time(column, time)
+        is_most = (reading.bad & (column.codes >= 0)).mean() <= MAX_REJECT_SHARE
+        if is_most and not any(np.array_equal(reading.us, other.us) for other in readings):
+            readings.append(reading)
     # A day above 12 decides which number is the month.
     least = min((int(reading.bad.sum()) for reading in readings), default=0)
     return [reading for reading in readings if int(reading.bad.sum()) == least]
@@ -242,11 +224,10 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
     column, form = find_column(name, columns, "--time"), text[len(name) + 1 :]
     if not form:
         readings = time_readings(column)
-        forms = [shlex.quote(f"{name}={reading.time.format or reading.time.unit}") for reading in readings]
         if len(readings) > 1:
-            raise InputError(
-                f"--time {text}: {column.texts[0]!r} can be read as --time {' or --time '.join(forms)}"
-            )
+            ways = [shlex.quote(f"{name}={reading.time.format or reading.time.unit}") for reading in readings]
+            either = " or --time ".join(ways)
+            raise InputError(f"--time {text}: {column.texts[0]!r} can be read as --time {either}")
         if not readings:
             raise InputError(
                 f"--time {text}: not read as a time ({column.describe()}); name its form with "
@@ -258,15 +239,14 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
         way = {"unit" if form in ("s", "ms", "us", "ns", "serial") else "format": form, "zone": zone}
         try:
             time = Time.model_validate({"column": name, **way})
-            us, bad = _read_time(column, time)
-            if bad.mean() > 0.5:
+            reading = _read_time(column, time)
+            if reading.bad.mean() > 0.5:
                 # Most times are not of our days, so all of them count.
-                us, bad = parse_times(column.array, time)
+                reading = TimeColumn(time, *parse_times(column.array, time))
         except ValidationError as error:
             raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
         except InputError as error:
             raise InputError(f"--time {text}: the column {name} is {error}") from None
-        reading = TimeColumn(time, us, bad)
     _check_rejects(f"--time {text}", column, reading.bad, f"a time, or another form ({FORMS}),")
     return reading
 
@@ -274,10 +254,7 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
 def read_query(options: Options, columns: Columns) -> Column | None:
     """Returns the column that ``--query`` names; InputError for too many rows without one, or for a wrong gap."""
     if options.session_gap is not None:
-        try:
-            duration_us(options.session_gap)
-        except ValueError as error:
-            raise InputError(f"--session-gap {options.session_gap}: {error}") from None
+        read_duration("--session-gap", options.session_gap)
         if options.query is None:
             raise InputError("--session-gap goes with --query COLUMN, such as the column of the user")
         if options.time is None:
@@ -289,15 +266,14 @@ def read_query(options: Options, columns: Columns) -> Column | None:
     return column
 
 
-def read_weight(name: str, columns: Columns) -> Column:
-    """Returns the column that ``--weight`` names; InputError where it holds no weights."""
+def check_weight(name: str, columns: Columns) -> None:
+    """Raises InputError where the column that ``--weight`` names holds no weights."""
     column = find_column(name, columns, "--weight")
     try:
         _, bad = parse_weights(column.array)
     except InputError as error:
         raise InputError(f"--weight {name}: the column is {error}") from None
     _check_rejects(f"--weight {name}", column, bad, "numbers from 0 on")
-    return column
 
 
 def looks_like_time(column: Column) -> bool:
