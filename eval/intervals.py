@@ -21,8 +21,8 @@ than it says.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -89,32 +89,29 @@ class Estimate:
         )
 
 
+def combined(function: Callable[..., FloatArray], *estimates: Estimate) -> Estimate:
+    """Applies a function to the points of estimates over the same queries, and to each of their replicates."""
+    return Estimate(
+        point=function(*(estimate.point for estimate in estimates)),
+        replicates=function(*(estimate.replicates for estimate in estimates)),
+        occupied=np.any([estimate.occupied for estimate in estimates], axis=0),
+    )
+
+
 def difference(first: Estimate, second: Estimate) -> Estimate:
     """`second` minus `first`, paired bucket by bucket: two runs over the same queries."""
-    return Estimate(
-        point=second.point - first.point,
-        replicates=second.replicates - first.replicates,
-        occupied=first.occupied | second.occupied,
-    )
+    return combined(np.subtract, second, first)
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
     """Mean of at least one estimate over the same queries, replicate by replicate."""
-    return Estimate(
-        point=np.mean([estimate.point for estimate in estimates], axis=0),
-        replicates=np.mean([estimate.replicates for estimate in estimates], axis=0),
-        occupied=np.any([estimate.occupied for estimate in estimates], axis=0),
-        scale=estimates[0].scale,
-    )
+    average = combined(lambda *values: np.mean(values, axis=0), *estimates)
+    return replace(average, scale=estimates[0].scale)
 
 
 def quotient(part: Estimate, whole: Estimate) -> Estimate:
     """`part` / `whole` over the same queries, replicate by replicate; NaN where `whole` is 0."""
-    return Estimate(
-        point=ratio(part.point, whole.point),
-        replicates=ratio(part.replicates, whole.replicates),
-        occupied=part.occupied | whole.occupied,
-    )
+    return combined(ratio, part, whole)
 
 
 def deletions() -> FloatArray:

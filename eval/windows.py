@@ -12,7 +12,7 @@ it has none:
     bin       int32, bin of the logit, or of the size of the query
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -37,7 +37,7 @@ PASS, TIME, SLICES, IMPORTANCE = "pass", "time", "slices", "importance"
 _CLASSES = ("non_clicks", "clicks")
 _CELL = ("weight", "clicks", "predicted", "loss")
 # By array of a state: the keys along its axes, and the names along the last one.
-_AXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_METRICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "traffic/examples": ((), ()),
     "traffic/queries": ((), ()),
     "auc/fine": (("bin",), _CLASSES),
@@ -51,6 +51,8 @@ _AXES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "logloss/loss": (("bucket",), ()),
     "calibration/sums": (("bucket",), _CELL[:3]),
 }
+_AXES = {**_METRICS, "windows": (("window",), PLACE[1:]), "sums": (("window", "bucket"), SUMS)}
+_AXES_OF_IMPORTANCE: tuple[tuple[str, ...], tuple[str, ...]] = (("window", "bucket"), ())
 # The slices' arrays: keys and sums, the axis after the slice, and the names of the sums.
 _SLICE = (("key", "sums", "bucket", _CELL), ("bin_key", "bin_sums", "bin", _CLASSES))
 
@@ -94,55 +96,37 @@ class Sums:
         }
 
     def _add_array(
-        self,
-        part: str,
-        metric: str,
-        array: npt.NDArray[Any],
-        axes: Sequence[str],
-        names: Sequence[str] = (),
-        windows: IntArray | None = None,
-        of: str = "",
+        self, part: str, path: str, array: npt.NDArray[Any], windows: IntArray | None = None, of: str = ""
     ) -> None:
         """Adds the sums in an array that are not 0; ``windows`` are the keys along an axis ``window``."""
-        for index, name in enumerate(names):
-            self._add_array(part, f"{metric}/{name}", array[..., index], axes, (), windows, of)
-        if not names:
-            indices = np.flatnonzero(array)
-            keys = dict(zip(axes, np.unravel_index(indices, array.shape), strict=True)) if axes else {}
+        axes, names = _AXES.get(path, _AXES_OF_IMPORTANCE)
+        for name, sums in _by_metric(path, array, names):
+            indices = np.nonzero(np.atleast_1d(sums))
+            keys = dict(zip(axes, indices, strict=False))  # a single sum has an index, but no key
             if windows is not None:
                 keys["window"] = windows[keys["window"]]
-            self._add(part, metric, array.reshape(-1)[indices], of, **keys)
+            self._add(part, name, np.atleast_1d(sums)[indices], of, **keys)
 
     def _array(
-        self,
-        part: str,
-        metric: str,
-        shape: tuple[int, ...],
-        axes: Sequence[str],
-        names: Sequence[str] = (),
-        windows: IntArray | None = None,
-        of: str = "",
+        self, part: str, path: str, shape: tuple[int, ...], windows: IntArray | None = None, of: str = ""
     ) -> FloatArray:
         """Restores the array, float64, that ``_add_array`` stored."""
+        axes, names = _AXES.get(path, _AXES_OF_IMPORTANCE)
         array = np.zeros(shape)
-        for index, name in enumerate(names):
-            array[..., index] = self._array(part, f"{metric}/{name}", shape[:-1], axes, (), windows, of)
-        if not names:
-            rows = self._rows(part, metric, of)
+        for name, sums in _by_metric(path, array, names):
+            rows = self._rows(part, name, of)
             if windows is not None:
                 rows["window"] = np.searchsorted(windows, rows["window"])
-            for name, size in zip(axes, shape, strict=True):
-                if not ((rows[name] >= 0) & (rows[name] < size)).all():
-                    raise ValueError(f"{part} {metric}: {name} must be 0 to {size - 1}")
-            np.add.at(
-                array, tuple(rows[name] for name in axes), rows["value"] if axes else rows["value"].sum()
-            )
+            for key, size in zip(axes, sums.shape, strict=True):
+                if not ((rows[key] >= 0) & (rows[key] < size)).all():
+                    raise ValueError(f"{part} {name}: {key} must be 0 to {size - 1}")
+            np.add.at(sums, tuple(rows[key] for key in axes), rows["value"] if axes else rows["value"].sum())
         return array
 
     def add_metrics(self, part: str, metrics: ProgressiveMetrics) -> None:
         arrays = metrics.to_arrays()
-        for path, (axes, names) in _AXES.items():
-            self._add_array(part, path, arrays[path], axes, names)
+        for path in _METRICS:
+            self._add_array(part, path, arrays[path])
         self.add_slices(part, metrics.slices)
 
     def metrics(self, part: str = PASS) -> ProgressiveMetrics | None:
@@ -150,9 +134,8 @@ class Sums:
         if not any(key[0] == part for key in self._groups):
             return None
         arrays = ProgressiveMetrics().to_arrays()
-        for path, (axes, names) in _AXES.items():
-            array = self._array(part, path, arrays[path].shape, axes, names)
-            arrays[path] = array.astype(arrays[path].dtype)
+        for path in _METRICS:
+            arrays[path] = self._array(part, path, arrays[path].shape).astype(arrays[path].dtype)
         metrics = ProgressiveMetrics.from_arrays(arrays)
         metrics.slices.update(self.slices(part))
         return metrics
@@ -181,18 +164,16 @@ class Sums:
 
     def add_timeline(self, timeline: Timeline) -> None:
         windows = timeline.windows[:, 0]
-        self._add_array(TIME, "windows", timeline.windows[:, 1:], ("window",), PLACE[1:], windows)
-        self._add_array(TIME, "sums", timeline.sums, ("window", "bucket"), SUMS, windows)
+        self._add_array(TIME, "windows", timeline.windows[:, 1:], windows)
+        self._add_array(TIME, "sums", timeline.sums, windows)
 
     def timeline(self) -> Timeline:
         # The number is above 0 in every window.
         ends = np.unique(self._rows(TIME, f"windows/{PLACE[-1]}")["window"])
-        shape = len(ends), len(PLACE) - 1
-        others = self._array(TIME, "windows", shape, ("window",), PLACE[1:], ends)
+        others = self._array(TIME, "windows", (len(ends), len(PLACE) - 1), ends)
         timeline = Timeline()
         timeline.windows = np.concatenate([ends[:, np.newaxis], others.astype(np.int64)], axis=1)
-        shape_of_sums = len(ends), GROUPS, len(SUMS)
-        timeline.sums = self._array(TIME, "sums", shape_of_sums, ("window", "bucket"), SUMS, ends)
+        timeline.sums = self._array(TIME, "sums", (len(ends), GROUPS, len(SUMS)), ends)
         return timeline
 
     def add_importance(self, arrays: Arrays) -> None:
@@ -204,9 +185,7 @@ class Sums:
             else:
                 # Also of a feature that changes nothing.
                 self._add(IMPORTANCE, "features", [len(array)], path)
-                self._add_array(
-                    IMPORTANCE, metric, array, ("window", "bucket"), (), arrays["position"], feature
-                )
+                self._add_array(IMPORTANCE, metric, array, arrays["position"], feature)
 
     def importance(self) -> Arrays:
         """Returns the arrays of the feature importance, see ``ctr.eval.importance``; empty if it was not measured."""
@@ -217,6 +196,14 @@ class Sums:
         arrays: dict[str, npt.NDArray[Any]] = {"position": positions, "rows": rows.astype(np.int64)}
         for path in [key[2] for key in self._groups if key[:2] == (IMPORTANCE, "features")]:
             metric, _, feature = path.partition("/")
-            shape, axes = (len(positions), BUCKETS), ("window", "bucket")
-            arrays[path] = self._array(IMPORTANCE, metric, shape, axes, (), positions, feature)
+            shape = len(positions), BUCKETS
+            arrays[path] = self._array(IMPORTANCE, metric, shape, positions, feature)
         return arrays
+
+
+def _by_metric(
+    path: str, array: npt.NDArray[Any], names: tuple[str, ...]
+) -> list[tuple[str, npt.NDArray[Any]]]:
+    """Returns an array, or views of its parts along the last axis where that has names, by metric."""
+    parts = [(f"{path}/{name}", array[..., index]) for index, name in enumerate(names)]
+    return parts or [(path, array)]

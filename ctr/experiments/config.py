@@ -4,7 +4,6 @@ Names are parts of file names, where ``@`` joins an arm and a point of the sweep
 retrains; so no name may contain these two characters.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -14,7 +13,8 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from ctr.config import AnyPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
-from ctr.experiments.plan import SEED, ShownSliceConfig
+from ctr.experiments.calls import read_object
+from ctr.experiments.plan import PLAN_FILE, SEED, ShownSliceConfig
 from ctr.io.files import check_output_folder
 from ctr.training.config import TrainConfig
 
@@ -217,14 +217,8 @@ def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_experiment_folder(out: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of an experiment."""
-    check_output_folder(out, "an experiment of ctr replay", _is_experiment)
-
-
-def _is_experiment(folder: Path) -> bool:
-    try:
-        return "arms" in json.loads((folder / "plan.json").read_bytes())
-    except (FileNotFoundError, ValueError, TypeError):
-        return False
+    kind = "an experiment of ctr replay"
+    check_output_folder(out, kind, lambda folder: "arms" in read_object(folder / PLAN_FILE))
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,21 +12,8 @@ from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
 from ctr.experiments.calls import Call, settings_key
-from ctr.experiments.config import (
-    BASELINE,
-    ArmConfig,
-    Changes,
-    ExperimentConfig,
-    alike_in_arms,
-    changed,
-)
-from ctr.experiments.plan import (
-    Plan,
-    PlannedArm,
-    PlannedFamily,
-    PlannedRun,
-    ShownSliceConfig,
-)
+from ctr.experiments.config import BASELINE, ArmConfig, Changes, ExperimentConfig, alike_in_arms, changed
+from ctr.experiments.plan import Plan, PlannedArm, PlannedFamily, PlannedRun, ShownSliceConfig
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import SLICES_MEASURED, slice_names
 from ctr.training.config import TrainConfig
@@ -151,16 +138,13 @@ class _Planner:
         return PlannedArm(
             name=name,
             title=arm.title or name,
-            note=arm.note,
             against=None if name == BASELINE else arm.against,
             set={**arm.set, **(changes or {})},
-            paper=arm.paper,
             seeds=[*seeds],
             runs=_planned_runs(calls),
             retrains={kind: _planned_runs(again) for kind, again in retrains.items()},
-            teacher=arm.teacher,
-            sampling=arm.sampling,
             families=families,
+            **arm.model_dump(include={"note", "paper", "teacher", "sampling"}),
         )
 
     def _checked(

@@ -79,6 +79,12 @@ def report_context(folders: Sequence[Path]) -> PageContext:
         f"{', '.join(run.name for run in runs)}{_period(runs)}. Every example was scored before the model was "
         "trained on it, so all metrics are on data not yet trained on. Intervals are 95%, over queries."
     )
+    warnings = [
+        f"{run.name}: {text}"
+        for run in runs
+        for text in (run.facts.calibration_warning, *run.facts.warnings)
+        if text
+    ]
     sections = (
         _results(runs, compared),
         _over_time(runs),
@@ -93,7 +99,7 @@ def report_context(folders: Sequence[Path]) -> PageContext:
         title="Training report" if len(runs) == 1 else "Comparison of runs",
         lead=[lead],
         verdict=_verdicts(runs, compared),
-        warnings=_warnings(runs),
+        warnings=warnings,
         sections=[section for section in sections if section is not None],
         marks=[run.name for run in runs],
     )
@@ -119,27 +125,12 @@ def _verdicts(runs: Sequence[ReportedRun], compared: Comparisons) -> list[str]:
     ]
 
 
-def _warnings(runs: Sequence[ReportedRun]) -> list[str]:
-    """Returns the runs' warnings, each with the run's name."""
-    return [
-        f"{run.name}: {text}"
-        for run in runs
-        for text in (run.facts.calibration_warning, *run.facts.warnings)
-        if text
-    ]
-
-
 def _period(runs: Sequence[ReportedRun]) -> str:
-    timelines = [run.timeline for run in runs]
-    if not all(map(has_event_time, timelines)):
+    if not all(has_event_time(run.timeline) for run in runs):
         return ""
-    ends = (
-        min(timeline.windows[:, 1].min() for timeline in timelines),
-        max(timeline.windows[:, 2].max() for timeline in timelines),
-    )
-    return ", event times from " + " to ".join(
-        f"{time:%Y-%m-%d %H:%M}" for time in pd.to_datetime(ends, unit="us")
-    )
+    times = np.concatenate([run.timeline.windows[:, 1:3] for run in runs])
+    first, last = pd.to_datetime([times[:, 0].min(), times[:, 1].max()], unit="us")
+    return f", event times from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M}"
 
 
 def _results(runs: Sequence[ReportedRun], compared: Comparisons) -> Section:
@@ -270,8 +261,7 @@ def _over_time(runs: Sequence[ReportedRun]) -> Section | None:
 def _calibration(runs: Sequence[ReportedRun]) -> Section:
     said, deciles = [], []
     for run in runs:
-        ends = (run.deciles[name].tolist() for name in _RATIO)
-        numbers = [Number(*cells) for cells in zip(*ends, strict=True)]
+        numbers = [Number(*cells) for cells in run.deciles[[*_RATIO]].to_numpy().tolist()]
         deciles.append({f"decile {index}": number for index, number in enumerate(numbers, 1)})
         ratio, top = run.number("calibration_ratio"), numbers[-1]
         tenth = f"; {top.whole()} in the tenth of the highest predictions" if top.value == top.value else ""

@@ -156,7 +156,9 @@ def courses(
             marker = MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 else None
             axes.plot(line.x, line.y, color=color, label=line.label or None, marker=marker, markersize=3)
         axes.set_ylim(*_frame(values, level))
-        _draw_level(axes, level)
+        low, high = axes.get_ylim()
+        if level is not None and low <= level <= high:
+            axes.axhline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
         if is_time:
             _set_times(axes)
         else:
@@ -268,12 +270,6 @@ def _frame(values: FloatArray, level: float | None) -> tuple[float, float]:
     if level is not None and low - 3 * margin <= level <= high + 3 * margin:
         low, high = min(low, level), max(high, level)
     return low - margin, high + margin
-
-
-def _draw_level(axes: Axes, level: float | None) -> None:
-    low, high = axes.get_ylim()
-    if level is not None and low <= level <= high:
-        axes.axhline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
 
 
 def _set_times(axes: Axes) -> None:

@@ -1,15 +1,16 @@
 """Changes of an arm against its reference: of metrics, and of the bias of constrained slices (FF 7.2, table 3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ctr.eval.arrays import FloatArray
+from ctr.eval.arrays import BoolArray, ratio
 from ctr.eval.compare import is_beyond_noise
-from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.intervals import Estimate, combined, difference, mean
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.tidy import Row, row
-from ctr.experiments.report.runs import CHANGED, MeasuredArm
+from ctr.experiments.report.runs import CHANGED, MeasuredArm, seed_rows
 
 
 def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
@@ -37,10 +38,9 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
         changes = {seed: difference(base[seed], arm.runs[seed].estimates[metric]) for seed in seeds}
         whole = mean([*changes.values()])
         percents = {seed: _percent(change, base[seed]) for seed, change in changes.items()}
-        rows += _by_seed(f"{metric}_difference", whole, changes, arm=name)
-        rows += _by_seed(
-            f"{metric}_change_percent", _percent(whole, mean([*base.values()])), percents, arm=name
-        )
+        percent = _percent(whole, mean([*base.values()]))
+        rows += seed_rows(f"{metric}_difference", whole, changes, arm=name)
+        rows += seed_rows(f"{metric}_change_percent", percent, percents, arm=name)
         rows += _significance(metric, whole, changes, arm=name)
     return rows
 
@@ -62,32 +62,21 @@ def slice_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
         }
         if not pairs or family not in reference.plan.families:
             continue
+        sides = [*zip(*pairs.values(), strict=True)]  # by seed: the arm's, and the reference's
         for index in range(len(family.slices)):
-            sides = [[_at(run.bias, index) for run in side] for side in zip(*pairs.values(), strict=True)]
-            if all(np.isfinite(mean(side).point) for side in sides):
+            biases = [[_at(run.bias, index) for run in side] for side in sides]
+            if all(np.isfinite(mean(side).point) for side in biases):
                 keys = {"arm": arm.plan.name, "slice": f"{family.name}/{index}"}
-                for metric, side in zip(
-                    ("slice_weight", "reference_slice_weight"), zip(*pairs.values(), strict=True), strict=True
-                ):
-                    rows.append(row(metric, float(np.mean([run.weight[index] for run in side])), **keys))
-                rows += _size_rows("bias", "bias_size", [*pairs], sides, **keys)
-        both = np.all([np.isfinite(run.relative.point) for pair in pairs.values() for run in pair], axis=0)
+                weights = [float(np.mean([run.weight[index] for run in side])) for side in sides]
+                rows.append(row("slice_weight", weights[0], **keys))
+                rows.append(row("reference_slice_weight", weights[1], **keys))
+                rows += _size_rows("bias", "bias_size", [*pairs], biases, **keys)
+        both = np.all([np.isfinite(run.relative.point) for side in sides for run in side], axis=0)
         if both.sum() >= 2:
-            # NaN in a replicate that leaves one of the slices without rows.
-            sides = [
-                [
-                    Estimate(
-                        np.asarray(run.relative.point[both].var()),
-                        run.relative.replicates[:, both].var(axis=1),
-                        np.asarray(run.relative.occupied[:, both].any(axis=1)),
-                    )
-                    for run in side
-                ]
-                for side in zip(*pairs.values(), strict=True)
-            ]
+            variances = [[_variance(run.relative, both) for run in side] for side in sides]
             keys = {"arm": arm.plan.name, "slice": family.name}
             rows.append(row("slices", int(both.sum()), **keys))
-            rows += _size_rows("slice_variance", "slice_variance", [*pairs], sides, **keys)
+            rows += _size_rows("slice_variance", "slice_variance", [*pairs], variances, **keys)
     return rows
 
 
@@ -97,22 +86,16 @@ def _size_rows(
     """Returns a metric of both sides, and the change of its absolute value from the mean of the reference's seeds."""
 
     def change(ours: Estimate, theirs: Estimate) -> Estimate:
-        sizes = [_applied(np.abs, estimate) for estimate in (ours, theirs)]
-        return _applied(lambda share: 100 * (share - 1), quotient(*sizes))
+        return combined(lambda *sides: 100 * (ratio(*map(np.abs, sides)) - 1), ours, theirs)
 
     whole = change(*map(mean, sides))
     by_seed = {seed: change(*pair) for seed, *pair in zip(seeds, *sides, strict=True)}
     return [
         row(metric, mean(sides[0]), **keys),
         row(f"reference_{metric}", mean(sides[1]), **keys),
-        *_by_seed(f"{size}_change_percent", whole, by_seed, **keys),
+        *seed_rows(f"{size}_change_percent", whole, by_seed, **keys),
         *_significance(size, whole, by_seed, **keys),
     ]
-
-
-def _by_seed(metric: str, whole: Estimate, by_seed: Mapping[int, Estimate], **keys: object) -> list[Row]:
-    values = [row(metric, float(change.point), seed=seed, **keys) for seed, change in by_seed.items()]
-    return [row(metric, whole, **keys), *values]
 
 
 def _significance(metric: str, whole: Estimate, by_seed: Mapping[int, Estimate], **keys: object) -> list[Row]:
@@ -126,9 +109,11 @@ def _at(estimate: Estimate, index: int) -> Estimate:
     return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
 
 
-def _applied(function: Callable[[FloatArray], FloatArray], estimate: Estimate) -> Estimate:
-    return Estimate(function(estimate.point), function(estimate.replicates), estimate.occupied)
+def _variance(estimate: Estimate, both: BoolArray) -> Estimate:
+    """Returns the variance over slices; NaN in a replicate that leaves one of them without rows."""
+    variance = combined(lambda shares: shares[..., both].var(axis=-1), estimate)
+    return replace(variance, occupied=np.any(estimate.occupied[:, both], axis=1))
 
 
 def _percent(change: Estimate, of: Estimate) -> Estimate:
-    return _applied(lambda share: 100 * share, quotient(change, of))
+    return combined(lambda part, whole: 100 * ratio(part, whole), change, of)

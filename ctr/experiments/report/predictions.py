@@ -12,7 +12,7 @@ from ctr.eval.prediction_difference import ALWAYS, PairedPredictions, last_half,
 from ctr.eval.run_files import prediction_parts
 from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import SEED, Plan
-from ctr.experiments.report.runs import MeasuredArm, open_run
+from ctr.experiments.report.runs import MeasuredArm, open_run, seed_rows
 from ctr.io.errors import InputError
 
 LATE, WHOLE = "last half", ""
@@ -51,7 +51,7 @@ def prediction_rows(
     for name, arm in arms.items():
         runs = {seed: run.folder for seed, run in arm.runs.items()}
         kinds: dict[str, dict[tuple[int, ...], tuple[Path, Path]]] = {
-            SEED: {pair: (runs[pair[0]], runs[pair[1]]) for pair in combinations(sorted(runs), 2)}
+            SEED: {(a, b): (runs[a], runs[b]) for a, b in combinations(sorted(runs), 2)}
         }
         for kind, retrains in arm.plan.retrains.items():
             endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in retrains]
@@ -103,21 +103,17 @@ def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> Pai
 
 def _pair_rows(arm: str, pairs: Pairs, others: Pairs) -> list[Row]:
     rows = []
-    common = [pair for pair in pairs if pair in others]
     for part in (LATE, WHOLE) if pairs else ():
         ours, theirs = (
-            {pair: paired.late if part == LATE else paired.difference for pair, paired in side.items()}
+            {_text(pair): paired.late if part == LATE else paired.difference for pair, paired in side.items()}
             for side in (pairs, others)
         )
-        ratios = {pair: quotient(ours[pair], theirs[pair]) for pair in common}
-        means = {"prediction_difference": mean([*ours.values()])}
-        if common:
-            halves = (mean([side[pair] for pair in common]) for side in (ours, theirs))
-            means["prediction_difference_ratio"] = quotient(*halves)
-        for (metric, whole), by_pair in zip(means.items(), (ours, ratios), strict=False):
-            keys = {"arm": arm, "window": part}
-            rows.append(row(metric, whole, **keys))
-            rows += [row(metric, float(of.point), seed=_text(pair), **keys) for pair, of in by_pair.items()]
+        keys = {"arm": arm, "window": part}
+        rows += seed_rows("prediction_difference", mean([*ours.values()]), ours, **keys)
+        ratios = {pair: quotient(ours[pair], theirs[pair]) for pair in ours if pair in theirs}
+        if ratios:
+            whole = quotient(*(mean([side[pair] for pair in ratios]) for side in (ours, theirs)))
+            rows += seed_rows("prediction_difference_ratio", whole, ratios, **keys)
     return rows
 
 
@@ -135,10 +131,8 @@ def over_seeds(
 
     def value(left_out: int | None) -> float:
         pairs = [pair for pair in common if left_out not in pair]
-        means = [
-            np.mean([arm[pair] for pair in pairs]) for arm in (ours, theirs) if arm is not None and pairs
-        ]
-        return float(np.nan if not means else means[0] if theirs is None else ratio(*means))
+        means = [np.mean([arm[pair] for pair in pairs]) for arm in (ours, theirs or {}) if arm and pairs]
+        return float(np.nan if not means else ratio(*means) if theirs else means[0])
 
     replicates = np.array([value(seed) for seed in seeds])
     return Estimate(np.array(value(None)), replicates, np.ones(len(seeds), bool))

@@ -23,6 +23,7 @@ from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, metrics_between, read_constraint_metrics, read_run
+from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import Plan, PlannedArm, PlannedFamily, PlannedRun, Record, read_record
 from ctr.io.errors import InputError
 
@@ -165,6 +166,12 @@ def family_biases(run: Run, families: list[PlannedFamily]) -> dict[str, FamilyBi
         if metrics is not None and name in metrics.slices:
             biases[family.name] = FamilyBias(*metrics.slices[name].estimate(count))
     return biases
+
+
+def seed_rows(metric: str, whole: Estimate, by_seed: Mapping[Any, Estimate], **keys: object) -> list[Row]:
+    """Returns a metric of all seeds, with its interval, and its values by seed or by pair of seeds."""
+    values = [row(metric, float(estimate.point), seed=seed, **keys) for seed, estimate in by_seed.items()]
+    return [row(metric, whole, **keys), *values]
 
 
 def shared_failures(folder: Path, plan: Plan) -> list[str]:

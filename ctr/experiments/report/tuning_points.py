@@ -7,13 +7,14 @@ end, which supposes that accuracy does not fall as cost grows.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ctr.eval.arrays import FloatArray
 from ctr.eval.display import Number
-from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.intervals import Estimate, combined, difference, mean, quotient
 from ctr.eval.tidy import Row, row
 from ctr.experiments.report.runs import Costs, MeasuredArm, pass_flops, pass_time
 
@@ -88,7 +89,9 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -
         index = int(np.searchsorted(costs, target.cost))
         below, above = curve[index - 1], curve[index]
         share = math.log(target.cost / below.cost) / math.log(above.cost / below.cost)
-        read = _between(below.accuracy, above.accuracy, share)
+        read = combined(
+            lambda first, second: (1 - share) * first + share * second, below.accuracy, above.accuracy
+        )
     else:
         read = curve[0 if target.cost <= costs[0] else -1].accuracy
     change = quotient(difference(target.accuracy, read), target.accuracy)
@@ -101,21 +104,18 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -
     """Reads the least cost at which the curve reaches the reference's accuracy, as a change: -0.1 is a tenth less."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
-    crossing = _crossing(
-        logs, np.array([point.accuracy.point for point in curve]), float(target.accuracy.point)
+    crossing = combined(
+        lambda *accuracies: np.apply_along_axis(_crossing, 0, np.stack(accuracies), logs),
+        *(point.accuracy for point in (target, *curve)),
     )
-    if math.isinf(crossing):
-        end = float(logs[0] if crossing < 0 else logs[-1])
-        return _bound(_relative(end, target.cost), is_below=crossing < 0)
-    replicates = [
-        _crossing(logs, np.array([point.accuracy.replicates[bucket] for point in curve]), float(value))
-        for bucket, value in enumerate(target.accuracy.replicates)
-    ]
-    occupied = np.any([point.accuracy.occupied for point in (target, *curve)], axis=0)
+    log_cost = float(crossing.point)
+    if math.isinf(log_cost):
+        end = float(logs[0] if log_cost < 0 else logs[-1])
+        return _bound(_relative(end, target.cost), is_below=log_cost < 0)
     # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
-    finite = np.array([value if math.isfinite(value) else math.nan for value in replicates])
-    ends = _finite_interval(Estimate(np.array(crossing), finite, occupied))
-    return Number(*(None if end is None else _relative(end, target.cost) for end in (crossing, *ends)))
+    replicates = np.where(np.isfinite(crossing.replicates), crossing.replicates, math.nan)
+    ends = _finite_interval(replace(crossing, replicates=replicates))
+    return Number(*(None if end is None else _relative(end, target.cost) for end in (log_cost, *ends)))
 
 
 def _bound(value: float, *, is_below: bool) -> Number:
@@ -123,11 +123,13 @@ def _bound(value: float, *, is_below: bool) -> Number:
     return Number(value, -math.inf, value) if is_below else Number(value, value, math.inf)
 
 
-def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:
-    """Returns the log of the least cost at which the curve [P] reaches `target`.
+def _crossing(accuracies: FloatArray, logs: FloatArray) -> float:
+    """Returns the log of the least cost, of `logs` [P], at which the curve reaches a target.
 
-    Minus infinity where the first point already lies above it, infinity where none reaches it.
+    `accuracies` are the target's and the curve's [1 + P]. Minus infinity where the first point already lies above the
+    target, infinity where none reaches it.
     """
+    target, accuracy = accuracies[0], accuracies[1:]
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
         return math.inf
@@ -136,14 +138,6 @@ def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:
         return float(logs[0]) if accuracy[0] == target else -math.inf
     share = (target - accuracy[index - 1]) / (accuracy[index] - accuracy[index - 1])
     return float(logs[index - 1] + share * (logs[index] - logs[index - 1]))
-
-
-def _between(first: Estimate, second: Estimate, share: float) -> Estimate:
-    return Estimate(
-        point=(1 - share) * first.point + share * second.point,
-        replicates=(1 - share) * first.replicates + share * second.replicates,
-        occupied=first.occupied | second.occupied,
-    )
 
 
 def _relative(log_cost: float, cost: float) -> float:

@@ -165,16 +165,17 @@ def _with_values(numbers: Mapping[str, Number | None]) -> dict[str, Number]:
 
 def _configuration(experiment: Experiment) -> Section:
     plan = experiment.plan
-    about = [
-        ["command", plan.command],
-        ["log", plan.log],
-        ["log, SHA-256", plan.log_sha256 or display.ABSENT],
-    ]
-    about += [["ctr", plan.ctr_version], ["date", plan.created]]
-    about += [[f"teacher {name}", run] for name, run in plan.teachers.items()]
-    about += [[f"sampling {name}", _text(config)] for name, config in plan.samplings.items()]
-    flops = (experiment.costs.teacher_flops or {}).items()
-    about += [[f"FLOPs of teacher {name}", display.amount(amount)] for name, amount in flops]
+    flops = experiment.costs.teacher_flops or {}
+    about = {
+        "command": plan.command,
+        "log": plan.log,
+        "log, SHA-256": plan.log_sha256 or display.ABSENT,
+        "ctr": plan.ctr_version,
+        "date": plan.created,
+        **{f"teacher {name}": run for name, run in plan.teachers.items()},
+        **{f"sampling {name}": _text(config) for name, config in plan.samplings.items()},
+        **{f"FLOPs of teacher {name}": display.amount(amount) for name, amount in flops.items()},
+    }
     arms, runs = [], []
     for name, arm in experiment.arms.items():
         reference = plan.reference(arm.plan)
@@ -200,8 +201,10 @@ def _configuration(experiment: Experiment) -> Section:
         "all numbers."
     )
     heads = ["arm", "title", "against", "changes", PAPER, "note"]
-    tables = [("What differs", pd.DataFrame(arms, columns=heads))]
-    tables.append(("How to repeat it", pd.DataFrame(about, columns=["", " "])))
+    tables = [
+        ("What differs", pd.DataFrame(arms, columns=heads)),
+        ("How to repeat it", pd.DataFrame([*about.items()], columns=["", " "])),
+    ]
     return Section("Configuration", [repeat], tables=tables, folded=folded)
 
 
