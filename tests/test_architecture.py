@@ -54,15 +54,15 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4396,
     "models": 2053,
-    "optim": 7212,
+    "optim": 7107,
     "pipelines": 8310,
-    "tests": 52621,
+    "tests": 52534,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22203
+LOOP_MODULES, LOOP_LINES = 130, 22183
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
