@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.shampoo import options
 from ctr.optim.shampoo.options import ShampooOptions
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ctr.optim.contrib.gauss_newton import GaussNewtonTrainer
     from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
     from ctr.optim.kfac.trainer import KfacTrainer
-    from ctr.optim.shampoo import options
 
 __all__ = [
     "Adafactor",
@@ -34,28 +34,21 @@ __all__ = [
     "statistics_of",
 ]
 
-_MODULES = {"options": "ctr.optim.shampoo.options", "presets": "ctr.optim.contrib.presets"}
-_ELSEWHERE = {
+_MODULES = {
     "GaussNewtonTrainer": "contrib.gauss_newton",
     "KfacTrainer": "kfac.trainer",
+    "presets": "contrib.presets",
     "statistics_of": "contrib.backpack",
 }
-"""Modules, and the modules of names that are no optimizers of Keras."""
+"""Modules of names that are no optimizers of Keras; ``presets`` is one itself."""
 
 _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
 """The package of each Keras, and the module with the optimizer for it."""
 
 # Names like those of built-in optimizers; in saved models, where those of mixed precision have the class's name alone.
-_NAMES = {
-    "shampoo": "Shampoo",
-    "Shampoo": "Shampoo",
-    "ctr>Shampoo": "Shampoo",
-    "soap": "Soap",
-    "Soap": "Soap",
-    "ctr>Soap": "Soap",
-    # The plain names are those of Keras' own Adafactor.
-    "ctr>Adafactor": "Adafactor",
-}
+_NAMES = {name: kind for kind in ("Shampoo", "Soap") for name in (kind.lower(), kind, f"ctr>{kind}")}
+# The plain names are those of Keras' own Adafactor.
+_NAMES["ctr>Adafactor"] = "Adafactor"
 
 
 class _StandIn(str):
@@ -98,9 +91,8 @@ register()
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(f"ctr.optim.{_ELSEWHERE[name]}"), name)
+        module = importlib.import_module(f"ctr.optim.{_MODULES[name]}")
+        return module if name == "presets" else getattr(module, name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__dir__())}")
     import tensorflow as tf

@@ -54,15 +54,15 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4366,
     "models": 2053,
-    "optim": 7212,
+    "optim": 7107,
     "pipelines": 8181,
-    "tests": 52620,
+    "tests": 52533,
     "tests/api": 269,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22197
+LOOP_MODULES, LOOP_LINES = 130, 22177
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

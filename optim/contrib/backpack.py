@@ -114,7 +114,15 @@ def statistics_of(
     statistics = {product.name: LayerStatistics({}, {}, {}) for product in run.products}
     for product, gradients in zip(run.products, sent, strict=True):
         _first_order(statistics[product.name], product, gradients, quantities)
-    _by_loss(statistics, run, loss, quantities, samples, seed)
+    rules, outputs = LOSSES[loss], run.outputs
+    root = rules.hessian_root(outputs) if {"ggn", "kflr", "kfra"} & set(quantities) else None
+    if {"ggn", "kflr"} & set(quantities):
+        _curvature(statistics, run, tf.unstack(root, axis=2), 1.0, ("ggn", "kflr"), quantities)
+    if {"ggn_mc", "kfac"} & set(quantities):
+        drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
+        _curvature(statistics, run, drawn, 1.0 / samples, ("ggn_mc", "kfac"), quantities)
+    if "kfra" in quantities:
+        _kfra(statistics, run, root)
     if second is not None:
         _hessian(statistics, second, run.products, sent)
     return statistics
@@ -168,25 +176,6 @@ def _sum_of_squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     if inputs.shape[1] == 1:
         return _joint(tf.square(inputs), tf.square(gradients))
     return tf.reduce_sum(tf.square(tf.matmul(inputs, gradients, transpose_a=True)), 0)
-
-
-def _by_loss(
-    statistics: dict[str, LayerStatistics],
-    run: Recording,
-    loss: str,
-    quantities: Sequence[str],
-    samples: int,
-    seed: int,
-) -> None:
-    rules, outputs = LOSSES[loss], run.outputs
-    root = rules.hessian_root(outputs) if {"ggn", "kflr", "kfra"} & set(quantities) else None
-    if {"ggn", "kflr"} & set(quantities):
-        _curvature(statistics, run, tf.unstack(root, axis=2), 1.0, ("ggn", "kflr"), quantities)
-    if {"ggn_mc", "kfac"} & set(quantities):
-        drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        _curvature(statistics, run, drawn, 1.0 / samples, ("ggn_mc", "kfac"), quantities)
-    if "kfra" in quantities:
-        _kfra(statistics, run, root)
 
 
 def _curvature(

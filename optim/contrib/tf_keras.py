@@ -12,44 +12,27 @@ from ctr.optim.keras import common
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Value
 
-# The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
-_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
-
 
 class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        tables: str | None = common.TABLES,
-        name: str | None = None,
-        **options: Any,
-    ) -> None:
-        common.check_tables(tables)
-        settings, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
-        super().__init__(name=name or self.title.lower(), weight_decay=None, **keras_options)
-        self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
-        self.options = settings
-        self.tables = tables
-        self.driven = False
+    # In every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
+    keras_options = ("jit_compile", "is_legacy_optimizer")
+    schedule_type = tf_keras.optimizers.schedules.LearningRateSchedule
 
-    @staticmethod
-    def _checked(rate: Any) -> Any:
-        return common.checked_learning_rate(
-            rate, isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
-        )
+    def _init_keras(self, learning_rate: Any, **options: Any) -> None:
+        tf_keras.optimizers.Optimizer.__init__(self, weight_decay=None, **options)
+        self._learning_rate = self._build_learning_rate(learning_rate)
 
     def build(self, var_list: Sequence[Any]) -> None:
-        if not getattr(self, "_built", False):
-            common.check_variables(self.title, var_list, [variable.name for variable in var_list])
-        super().build(var_list)
         if getattr(self, "_built", False):
             return
+        names = [variable.name for variable in var_list]
+        common.check_variables(self.title, var_list, names)
+        super().build(var_list)
 
         def create(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
-        self._make_core(var_list, [variable.name for variable in var_list], create)
+        self._make_core(var_list, names, create)
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True
 
@@ -60,11 +43,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
         # The only method that gets all gradients, clipped.
         gradients = {self._index_of(variable): grad for grad, variable in grads_and_vars}
-        trained = [variable for _, variable in grads_and_vars]
-
-        def update_averages(component: Callable[[Any], Any]) -> None:
-            self._update_ema(trained, component)
-
+        update_averages = functools.partial(self._update_ema, [variable for _, variable in grads_and_vars])
         self._take_step(gradients, self.learning_rate, list(self._decayed), update_averages)
         return self.iterations.assign_add(1)
 
@@ -73,10 +52,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         if not self.use_ema:
             return
         averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in trained]
-        pairs = [
-            (component(variable), component(average))
-            for variable, average in zip(trained, averages, strict=True)
-        ]
+        pairs = list(zip(map(component, trained), map(component, averages), strict=True))
         for variable, average in pairs:
             average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
 

@@ -23,14 +23,8 @@ from ctr.workers.collectives import ALONE
 
 Core = ShampooCore | AdafactorCore
 
-KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-)
+_SHARED = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency")
+"""Names of options that both Keras have."""
 
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
@@ -38,31 +32,7 @@ TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
 """Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding, by its own name."""
 
 
-def split_options(
-    keywords: dict[str, Any], keras_options: Sequence[str], options: type[Any], title: str
-) -> tuple[Any, dict[str, Any]]:
-    """Separates an optimizer's options from Keras' own. Raises TypeError for any other keyword."""
-    values = {name: value for name, value in keywords.items() if name not in keras_options}
-    check_names(title, values, [*names_of(options), *keras_options, *_ARGUMENTS])
-    return options(**values), {name: value for name, value in keywords.items() if name in keras_options}
-
-
-def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
-    if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
-        # In a graph a tensor has no value yet.
-        return rate
-    try:
-        # Variables and tensors, too.
-        number = math.nan if isinstance(rate, bool | str | bytes) else float(rate)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number <= float(tf.float32.max):
-        raise ValueError(f"learning_rate is {rate!r}; allowed: a finite number from 0 up, or a schedule")
-    return number
-
-
-def check_tables(tables: Any) -> None:
+def _check_tables(tables: Any) -> None:
     """Raises ValueError where ``tables`` is neither a regular expression nor None."""
     try:
         is_pattern = tables is None or (isinstance(tables, str) and bool(re.compile(tables)))
@@ -100,10 +70,14 @@ class OptimizerMixin:
     Attributes:
         title: the optimizer's name in messages.
         option_type: the class of its ``options``.
+        keras_options: names of the options of one Keras alone.
+        schedule_type: the type of its schedules of learning rates.
     """
 
     title: str
     option_type: type[Any]
+    keras_options: tuple[str, ...]
+    schedule_type: Any
     options: Any
     tables: str | None
     _variables: list[Any]
@@ -113,9 +87,34 @@ class OptimizerMixin:
     _core: Core
     _replicas: Replicas | None
 
-    @staticmethod
-    def _checked(rate: Any) -> Any:
+    def __init__(
+        self, learning_rate: Any, *, tables: str | None = TABLES, name: str | None = None, **keywords: Any
+    ) -> None:
+        _check_tables(tables)
+        keras_names = [*_SHARED, *self.keras_options]
+        keras_options = {option: keywords.pop(option) for option in keras_names if option in keywords}
+        check_names(self.title, keywords, [*names_of(self.option_type), *keras_names, *_ARGUMENTS])
+        options = self.option_type(**keywords)
+        self._init_keras(self._checked(learning_rate), name=name or self.title.lower(), **keras_options)
+        self.options, self.tables, self.driven = options, tables, False
+
+    def _init_keras(self, learning_rate: Any, **options: Any) -> None:
+        """Calls the constructor of Keras' own class."""
         raise NotImplementedError
+
+    def _checked(self, rate: Any) -> Any:
+        """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
+        # In a graph a tensor has no value yet.
+        if isinstance(rate, self.schedule_type) or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
+            return rate
+        try:
+            # Variables and tensors, too.
+            number = math.nan if isinstance(rate, bool | str | bytes) else float(rate)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 <= number <= float(tf.float32.max):
+            raise ValueError(f"learning_rate is {rate!r}; allowed: a finite number from 0 up, or a schedule")
+        return number
 
     @property
     def learning_rate(self) -> Any:
@@ -152,9 +151,9 @@ class OptimizerMixin:
         options = differences(self.options, defaults)
         if self.tables != TABLES:
             options["tables"] = self.tables
-        shown = [repr(rate) if callable(rate) else f"{float(rate):g}"]
-        shown += [f"{name}={value!r}" for name, value in options.items()]
-        return f"{self.title}({', '.join(shown)})"
+        arguments = [repr(rate) if callable(rate) else f"{float(rate):g}"]
+        arguments += [f"{name}={value!r}" for name, value in options.items()]
+        return f"{self.title}({', '.join(arguments)})"
 
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
         added: dict[str, Any] = {"tables": self.tables}
@@ -298,7 +297,7 @@ class SoapArguments:
 
     def __init__(self, learning_rate: Any = 3e-3, **options: Unpack[ShampooKeywords]) -> None:
         keywords: dict[str, Any] = {**options}
-        names = [field.name for field in dataclasses.fields(ShampooOptions)]
+        names = names_of(ShampooOptions)
         defaults = soap(**{name: keywords.pop(name) for name in names if name in keywords})
         super().__init__(learning_rate, **vars(defaults), **keywords)  # type: ignore[call-arg]
 

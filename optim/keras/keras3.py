@@ -1,6 +1,6 @@
 """Shampoo, SOAP and Adafactor as optimizers of Keras 3 with the TensorFlow backend."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,33 +11,17 @@ from ctr.optim.keras import common
 from ctr.optim.keras.replicas import sum_over_replicas
 from ctr.optim.variables import Value, filled
 
-_KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
-
 
 class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        tables: str | None = common.TABLES,
-        name: str | None = None,
-        **options: Any,
-    ) -> None:
+    keras_options = ("loss_scale_factor", "gradient_accumulation_steps")
+    schedule_type = Callable
+
+    def _init_keras(self, learning_rate: Any, **options: Any) -> None:
         if keras.backend.backend() != "tensorflow":
             raise RuntimeError(
                 f"{self.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
-        common.check_tables(tables)
-        settings, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
-        rate = self._checked(learning_rate)
-        super().__init__(learning_rate=rate, name=name or self.title.lower(), **keras_options)
-        self.options = settings
-        self.tables = tables
-        self.driven = False
-
-    @staticmethod
-    def _checked(rate: Any) -> Any:
-        return common.checked_learning_rate(rate, callable(rate))
+        keras.optimizers.Optimizer.__init__(self, learning_rate, **options)
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:

@@ -190,12 +190,15 @@ class Replicas:
                 return values[replica] if len(values) > 1 else values[0]
 
             components = [functools.partial(component, replica) for replica in range(len(self.cores))]
-            arguments = [
-                ({index: pick(gradient) for index, gradient in gradients.items()}, pick(learning_rate))
-                for pick in components
+            by_replica = [
+                {index: pick(gradient) for index, gradient in gradients.items()} for pick in components
+            ]
+            rates = [
+                rate if isinstance(rate, float) else tf.convert_to_tensor(rate)
+                for rate in (pick(learning_rate) for pick in components)
             ]
             take = self._take_in_graph if tf.executing_eagerly() else self._take
-            take([(by_index, _value(rate)) for by_index, rate in arguments], tuple(decayed))
+            take(list(zip(by_replica, rates, strict=True)), tuple(decayed))
             for core, pick in zip(self.cores, components, strict=True):
                 with tf.device(core.step.device):
                     after(pick)
@@ -220,10 +223,6 @@ class Replicas:
     def _take_in_graph(self) -> Callable[..., None]:
         # Collectives run in graphs alone.
         return tf.function(self._take, autograph=False)
-
-
-def _value(rate: Any) -> tf.Tensor | float:
-    return rate if isinstance(rate, float) else tf.convert_to_tensor(rate)
 
 
 def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:

@@ -9,10 +9,8 @@ Such a tensor has the outputs' shape: gradients of a loss, gradients for drawn l
 Hessian (``output_losses.py``).
 """
 
-import contextlib
-import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,16 +73,49 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
         ValueError: inputs of another shape, or a layer that is called twice.
     """
     check_inputs(model, inputs)
-    products: list[Product] = []
+    products: dict[str, Product] = {}
     values: list[tf.Tensor] = []
-    with (
-        tf.GradientTape(persistent=True) as tape,
-        _heard(model, partial(_hear, tape, products, values, in_training)),
-    ):
-        outputs = model(inputs, training=in_training)
+    layers = leaves(model)
+
+    def call_recorded(
+        layer: Any, call: Callable[..., Any], entering: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        """Computes a layer's outputs by its product, if it has one; a module adds its outputs to ``values``."""
+        product, activation = _product(layer, entering, in_training)
+        if product is None:
+            values.append(call(entering, *arguments, **options))
+            return values[-1]
+        if product.name in products:
+            raise ValueError(
+                f"the layer {layer.name} is called twice, or another has its name; allowed: one call of each layer"
+            )
+        shape = tf.concat([tf.shape(product.outputs)[:1], product.outputs.shape[1:]], axis=0)
+        positions = math.prod(product.outputs.shape[1:-1])
+        flat_inputs, flat_outputs = (
+            tf.reshape(side, [-1, positions, side.shape[-1]]) for side in (product.inputs, product.outputs)
+        )
+        # Outputs of a frozen layer are not watched automatically.
+        tape.watch(flat_outputs)
+        products[product.name] = product._replace(inputs=flat_inputs, outputs=flat_outputs)
+        outputs = tf.reshape(flat_outputs, shape)
+        values.append(flat_outputs)
+        if activation is not None:
+            outputs = activation(outputs)
+            values.append(outputs)
+        return outputs
+
+    with tf.GradientTape(persistent=True) as tape:
+        # Keras has no hooks. The attribute is not set by way of Keras, which would track it.
+        for layer in layers:
+            object.__setattr__(layer, "call", partial(call_recorded, layer, layer.call))
+        try:
+            outputs = model(inputs, training=in_training)
+        finally:
+            for layer in layers:
+                object.__delattr__(layer, "call")
     if len(outputs.shape) != 2:
         raise ValueError(f"{model.name} has outputs of shape {outputs.shape}; allowed: [rows, outputs]")
-    return Recording(outputs, products, values, tape)
+    return Recording(outputs, list(products.values()), values, tape)
 
 
 def check_inputs(model: Any, inputs: tf.Tensor) -> None:
@@ -97,58 +128,6 @@ def check_inputs(model: Any, inputs: tf.Tensor) -> None:
             f"{model.name} has inputs of shape {inputs.shape} and {inputs.dtype.name}; allowed: numbers of shape "
             f"{['rows', *shape[1:]]}"
         )
-
-
-@contextlib.contextmanager
-def _heard(model: Any, hear: Callable[..., Any]) -> Iterator[None]:
-    """Replaces the ``call`` of each layer of a model by ``hear(layer, call, inputs, ...)`` in the block.
-
-    Keras has no hooks. The attribute is not set by way of Keras, which would track it.
-    """
-    layers = leaves(model)
-    for layer in layers:
-        object.__setattr__(layer, "call", partial(hear, layer, layer.call))
-    try:
-        yield
-    finally:
-        for layer in layers:
-            object.__delattr__(layer, "call")
-
-
-def _hear(
-    tape: tf.GradientTape,
-    products: list[Product],
-    values: list[tf.Tensor],
-    in_training: bool,
-    layer: Any,
-    call: Callable[..., Any],
-    entering: Any,
-    *arguments: Any,
-    **options: Any,
-) -> Any:
-    """Computes a layer's outputs by its product, which it adds to ``products``; all modules add to ``values``."""
-    product, activation = _product(layer, entering, in_training)
-    if product is None:
-        values.append(call(entering, *arguments, **options))
-        return values[-1]
-    if any(product.name == other.name for other in products):
-        raise ValueError(
-            f"the layer {layer.name} is called twice, or another has its name; allowed: one call of each layer"
-        )
-    shape = tf.concat([tf.shape(product.outputs)[:1], product.outputs.shape[1:]], axis=0)
-    positions = math.prod(product.outputs.shape[1:-1])
-    flat = [
-        tf.reshape(tensor, [-1, positions, tensor.shape[-1]]) for tensor in (product.inputs, product.outputs)
-    ]
-    # Outputs of a frozen layer are not watched automatically.
-    tape.watch(flat[1])
-    products.append(product._replace(inputs=flat[0], outputs=flat[1]))
-    outputs = tf.reshape(flat[1], shape)
-    values.append(flat[1])
-    if activation is not None:
-        outputs = activation(outputs)
-        values.append(outputs)
-    return outputs
 
 
 def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | None, Any]:
@@ -255,9 +234,3 @@ def refuse_probabilities(model: Any, loss: str) -> None:
             f"the last layer {last.name} has the activation {activation}, and {loss} takes logits; allowed: no "
             "activation behind the last product"
         )
-
-
-def takes_training(layer: Any) -> bool:
-    """Returns whether a layer may behave differently in training, as dropout and batch normalization do."""
-    # Lambda passes it on to a function that takes it.
-    return "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters

@@ -7,6 +7,7 @@
 No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model itself.
 """
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from ctr.optim.kfac.record import (
     record,
     refuse_layers,
     refuse_probabilities,
-    takes_training,
 )
 
 _ADDED = [
@@ -177,7 +177,10 @@ def _check_layer(layer: Any) -> None:
             raise ValueError(
                 f"the layer {layer.name} has a {what}; allowed: none (see the option weight_decay)"
             )
-    if not (has_matrix(layer) or is_normalization(layer)) and takes_training(layer):
+    if has_matrix(layer) or is_normalization(layer):
+        return
+    # Lambda passes it on to a function that takes it.
+    if "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters:
         raise ValueError(
             f"the layer {layer.name} ({type(layer).__name__}) behaves differently in training, which K-FAC's step "
             "does not run; allowed: Dense, Conv2D, normalizations, and layers that always do the same"

@@ -84,10 +84,8 @@ class Blocks:
         for index, layout in enumerate(self.whole.tensors):
             if layout.is_preconditioned:
                 elements = local[index] if index in local else tf.zeros(self.shape(index), dtype)
-                if self._is_alone:
-                    blocks |= self._cut(index, elements)
-                else:
-                    blocks |= self._split(_members(self.local, index), elements)
+                members = _members(self.local, index)
+                blocks |= self._cut(index, elements) if self._is_alone else self._split(members, elements)
         return [
             tf.stack([blocks[member] for member in stack.members])
             if stack.members
@@ -156,15 +154,8 @@ class Blocks:
 
     # Numbers of all owners.
 
-    def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums scalars over all owners."""
-        return self._reduced(tf.reduce_sum, numbers)
-
-    def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Takes the largest of scalars over all owners."""
-        return self._reduced(tf.reduce_max, numbers)
-
-    def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def reduce(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Reduces tensors of one shape over all owners, by ``tf.reduce_sum`` or ``tf.reduce_max``."""
         if self._is_alone:
             return list(numbers)
         return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
@@ -181,12 +172,6 @@ class Blocks:
             return status
         message = tf.pad(tf.transpose(status), [[0, self._most_matrices - self.local.matrices], [0, 0]])
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
-
-    def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Adds the increments of all owners, ``after`` - ``before``, to ``before``."""
-        if self._is_alone:
-            return after
-        return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
         """Wraps an exchange among members so that it can be called between two steps."""

@@ -102,7 +102,8 @@ class RootExchange:
             for variable, root in zip(self.roots, after.roots, strict=True):
                 variable.assign(root)
             self.status.assign(self.blocks.gather_status(after.status))
-            self.counters.assign(self.blocks.add_counts(counters, after.counters))
+            (increments,) = self.blocks.reduce(tf.reduce_sum, [after.counters - counters])
+            self.counters.assign_add(increments)
             self.exchanged_at.assign(step)
 
         when(exchange_due(self.options, step, self.exchanged_at.read_value()), exchange)
@@ -173,14 +174,8 @@ class RootExchange:
         sent = keep(sent, tf.zeros_like(sent), here)
         good = sent & (residual <= TOLERANCE)
         # The iteration computes no eigenvalues, and an earlier root's do not belong to these statistics.
-        new = {
-            "certified": 1,
-            "drift": 0,
-            "residual": residual,
-            "root_step": step,
-            "smallest": 0,
-            "largest": 0,
-        }
+        new = {"certified": 1, "residual": residual, "root_step": step}
+        new |= dict.fromkeys(("drift", "smallest", "largest"), 0)
         rows |= {name: tf.where(good, tf.cast(value, dtype), rows[name]) for name, value in new.items()}
         if options.roots.identity:
             rows["certified"] = keep(rows["certified"], tf.ones_like(rows["certified"]), here)

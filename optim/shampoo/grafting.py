@@ -81,8 +81,9 @@ class Grafting:
         squares = {index: squared_norm(part) for index, part in local.items()}
         tensors = self.blocks.whole.tensors
         divided = [index for index in local if tensors[index].is_preconditioned]
-        summed = self.blocks.sum([squares[index] for index in divided]) if divided else []
-        squares |= dict(zip(divided, summed, strict=True))
+        if divided:
+            summed = self.blocks.reduce(tf.reduce_sum, [squares[index] for index in divided])
+            squares |= dict(zip(divided, summed, strict=True))
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
     # Grafting.
@@ -157,17 +158,16 @@ class Grafting:
     ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
         """Returns the norms of directions; Shampoo's even where their squares leave the working precision."""
         blocks = self.blocks
-        squares = blocks.sum([squared_norm(direction) for direction in [*shampoos, *grafts]])
-        norms = [tf.sqrt(square) for square in squares]
+        squares = [squared_norm(direction) for direction in [*shampoos, *grafts]]
+        norms = [tf.sqrt(square) for square in blocks.reduce(tf.reduce_sum, squares)]
         plain, graft_norms = norms[: len(shampoos)], norms[len(shampoos) :]
 
         def scaled_first() -> list[tf.Tensor]:
-            largest = blocks.max([tf.reduce_max(tf.abs(direction)) for direction in shampoos])
-            scaled = [
-                squared_norm(tf.math.divide_no_nan(direction, size))
-                for direction, size in zip(shampoos, largest, strict=True)
-            ]
-            norms = [size * tf.sqrt(square) for size, square in zip(largest, blocks.sum(scaled), strict=True)]
+            sizes = [tf.reduce_max(tf.abs(direction)) for direction in shampoos]
+            largest = blocks.reduce(tf.reduce_max, sizes)
+            scaled = map(tf.math.divide_no_nan, shampoos, largest)
+            squares = blocks.reduce(tf.reduce_sum, list(map(squared_norm, scaled)))
+            norms = [size * tf.sqrt(square) for size, square in zip(largest, squares, strict=True)]
             overflowed = tf.math.count_nonzero(~tf.math.is_finite(tf.stack(norms)))
             increment = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
             self.counters.assign_add(overflowed * increment)

@@ -55,6 +55,12 @@ def matrix_of(values, seed=0):
     return (matrix + matrix.T) / 2, basis
 
 
+def relative_error(root, values, basis, exponent):
+    """|A^(e/2) X A^(e/2) - I|, spectral: the largest relative error in any direction."""
+    half = (basis * values ** (exponent / 2)) @ basis.T
+    return np.linalg.norm(half @ root @ half - np.eye(len(root)), 2)
+
+
 def unfolded(tensor, axis):
     return np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1)
 

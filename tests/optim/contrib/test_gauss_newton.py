@@ -61,15 +61,9 @@ def replay(curvature, weights, history, draws):
         back = (delta @ v.T) * slopes
         gradients = inputs.T @ back + L2 * w, back.sum(0) + L2 * b, hidden.T @ delta + L2 * v
         if curvature in ("ggn", "ggn_mc"):
-            of_w = (
-                sum(np.einsum("i,jk->ijk", x, each) ** 2 for x, each in zip(inputs, sent, strict=True)).sum(2)
-                / ROWS
-            )
-            of_v = (
-                sum(np.einsum("i,jk->ijk", x, root) ** 2 for x, root in zip(hidden, roots, strict=True)).sum(
-                    2
-                )
-                / ROWS
+            of_w, of_v = (
+                np.sum(np.einsum("ni,njk->nijk", values, np.stack(columns)) ** 2, axis=(0, 3)) / ROWS
+                for values, columns in ((inputs, sent), (hidden, roots))
             )
             of_b = np.diag(factors["b_hidden"])
             steps = [

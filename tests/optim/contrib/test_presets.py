@@ -1,5 +1,6 @@
 """The presets of papers take the steps of these papers' algorithms, written here in NumPy float64."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -22,16 +23,9 @@ def norm(tensor):
     return np.sqrt(np.sum(tensor**2))
 
 
-def cuts(shape, is_balanced):
-    """Slices of the blocks of a matrix or vector: nearly equal ones, or of BLOCK with a rest."""
-    parts = []
-    for size in shape:
-        if is_balanced:
-            ends = np.cumsum([len(part) for part in np.array_split(np.arange(size), -(-size // BLOCK))])
-            parts.append([slice(b, e) for b, e in zip([0, *ends], ends, strict=False)])
-        else:
-            parts.append([slice(begin, min(begin + BLOCK, size)) for begin in range(0, size, BLOCK)])
-    return [(a, b) for a in parts[0] for b in parts[1]] if len(shape) == 2 else [(a,) for a in parts[0]]
+def cuts(shape, split):
+    """Slices of the blocks of a tensor."""
+    return itertools.product(*(reference.parts_of(size, BLOCK, split) for size in shape))
 
 
 class Block:
@@ -67,7 +61,7 @@ class PsoLayer:
     def __init__(self, weight, beta2=1.0):
         self.w, self.d, self.m, self.p = weight, *(np.zeros(weight.shape) for _ in range(3))
         self.blocks = []
-        for where in cuts(weight.shape, True) if weight.ndim == 2 else ():
+        for where in cuts(weight.shape, "balanced") if weight.ndim == 2 else ():
             block = Block(*weight[where].shape, 1e-6, beta2)
             block.sent = [power(side, -1 / 4) for side in block.sides]
             self.blocks.append((where, block))
@@ -100,7 +94,9 @@ class FfLayer:
     def __init__(self, weight):
         self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
         self.blocks = [
-            (where, Block(*weight[where].shape)) for where in cuts(weight.shape, True) if weight.ndim == 2
+            (where, Block(*weight[where].shape))
+            for where in cuts(weight.shape, "balanced")
+            if weight.ndim == 2
         ]
 
     def roots(self, block):
@@ -133,7 +129,7 @@ class PtLayer:
         self.w, self.a, self.average = weight, np.zeros(weight.shape), np.zeros(weight.shape)
         self.blocks = [
             (where, [np.zeros((size, size)) for size in weight[where].shape], [])
-            for where in cuts(weight.shape, False)
+            for where in cuts(weight.shape, "full")
         ]
 
     def step(self, t, g):

@@ -27,16 +27,8 @@ def test_steps_are_those_of_numpy(forgetting):
     for rows in (1, 30, 7):
         inputs, gradient = rng.normal(size=(rows, 2)), rng.normal(size=rows)
         curvature, weight = rng.uniform(0, 1, rows), float(rows)
-        made.apply(
-            made.step(
-                made.sums(
-                    list(tf.unstack(tf.constant(inputs, tf.float32), axis=1)),
-                    tf.constant(gradient, tf.float32),
-                    tf.constant(curvature, tf.float32),
-                    tf.constant(weight),
-                )
-            )
-        )
+        parts = (tf.constant(part, tf.float32) for part in (gradient, curvature, weight))
+        made.apply(made.step(made.sums(tf.unstack(tf.constant(inputs.T, tf.float32)), *parts)))
         seen += weight
         information = max(0, 1 - forgetting * weight / seen) * information
         information += (inputs * curvature[:, None]).T @ inputs

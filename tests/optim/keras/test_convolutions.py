@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+import shampoo_reference as reference
 from ctr.optim.keras.keras3 import Shampoo
 
 EPSILON, RATE = 1e-4, 0.05
@@ -20,15 +21,6 @@ def model():
     return keras.Sequential([layers.Input((8, 8, 1)), *convolutions, layers.Flatten(), layers.Dense(10)])
 
 
-def preconditioned(tensor, sums, exponent):
-    """The tensor times A^-exponent along each axis, with the damping relative to A's largest eigenvalue."""
-    for axis, matrix in enumerate(sums):
-        values, vectors = np.linalg.eigh(matrix)
-        root = (vectors * (values + EPSILON * values[-1]) ** -exponent) @ vectors.T
-        tensor = np.moveaxis(np.tensordot(root, tensor, axes=(1, axis)), 0, axis)
-    return tensor
-
-
 @pytest.mark.parametrize(
     ("merge", "shapes"),
     [(None, [(3, 3, 4), (3, 3, 4, 5)]), (36, [(36,), (36, 5)]), (9, [(9, 4), (9, 4, 5)])],
@@ -36,19 +28,19 @@ def preconditioned(tensor, sums, exponent):
 )
 def test_kernels_of_convolutions_take_the_steps_of_the_formula(model, merge, shapes):
     images, labels = load_digits(return_X_y=True)
-    # Directions at their own scale: a norm that is grafted would hide a wrong exponent.
-    optimizer = Shampoo(
-        RATE,
+    options = reference.options(
         epsilon=EPSILON,
+        start_preconditioning_step=1,
         precondition_frequency=1,
+        block_size=64,
+        # Directions at their own scale: a norm that is grafted would hide a wrong exponent.
         grafting={"norm": "none"},
-        statistics={"frequency": 1},
-        roots={"asynchronous": False, "drift_bound": 0.0, "early_growth": 0.0},
+        roots={"asynchronous": False},
         blocking={"merge": merge},
     )
+    optimizer = Shampoo(RATE, **vars(options))
     kernels = [variable for variable in model.trainable_variables if len(variable.shape) == 4]
-    expected = [kernel.numpy() for kernel in kernels]
-    sums = [[np.zeros((size, size)) for size in shape] for shape in shapes]
+    start, history, trajectory = [kernel.numpy() for kernel in kernels], [], []
     for batch in range(6):
         rows = slice(batch * 100, batch * 100 + 100)
         with tf.GradientTape() as tape:
@@ -56,16 +48,13 @@ def test_kernels_of_convolutions_take_the_steps_of_the_formula(model, merge, sha
             loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[rows], logits)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
-        for number, gradient in enumerate(gradients[:2]):
-            if len(shapes[number]) == 1:
-                continue
-            tensor = gradient.numpy().reshape(shapes[number])
-            for axis, matrix in enumerate(sums[number]):
-                unfolded = np.moveaxis(tensor, axis, 0).reshape(len(matrix), -1)
-                matrix += unfolded @ unfolded.T
-            direction = preconditioned(tensor, sums[number], 1 / (2 * tensor.ndim))
-            expected[number] = expected[number] - RATE * direction.reshape(kernels[number].shape)
-            np.testing.assert_allclose(kernels[number].numpy(), expected[number], rtol=0, atol=2e-6)
+        history.append([gradient.numpy() for gradient in gradients[:2]])
+        trajectory.append([kernel.numpy() for kernel in kernels])
+    expected, layers, _ = reference.replay(options, start, history, RATE)
+    assert [tuple(layer.merged) for layer in layers] == shapes
+    for found, weights in zip(trajectory, expected, strict=True):
+        for kernel, other in zip(found, weights, strict=True):
+            np.testing.assert_allclose(kernel, other, rtol=0, atol=2e-6)
     treatment = [line for line in optimizer.describe().splitlines() if "3x3x4x5" in line]
     assert len(treatment) == 1 and f"exponent -{1 / (2 * len(shapes[1])):g}" in treatment[0]
     assert optimizer.core.report()["layers_ready"] == 2 + (merge != 36)

@@ -71,18 +71,14 @@ assert load_both(tf_keras) == "ctr.optim.contrib.tf_keras"
 
 
 @pytest.mark.slow
-def test_keras_3_is_served_by_default(fresh_python, root):
-    fresh_python("-c", ALONE + SERVES.format("keras.keras3"), cwd=root, path=root)
+@pytest.mark.parametrize(("choice", "module"), [("", "keras.keras3"), (KERAS_2, "contrib.tf_keras")])
+def test_keras_3_is_served_unless_the_environment_asks_for_keras_2(fresh_python, root, choice, module):
+    fresh_python("-c", ALONE + choice + SERVES.format(module), cwd=root, path=root)
 
 
 @pytest.mark.slow
 def test_names_are_entered_in_a_keras_that_came_later_when_that_is_asked_for(fresh_python, root):
     fresh_python("-c", LATE, cwd=root, path=root)
-
-
-@pytest.mark.slow
-def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root):
-    fresh_python("-c", ALONE + KERAS_2 + SERVES.format("contrib.tf_keras"), cwd=root, path=root)
 
 
 @pytest.mark.slow

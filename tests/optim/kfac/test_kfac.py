@@ -12,16 +12,10 @@ keras = tf.keras
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def random_factors(seed=0, rows=6, columns=4):
-    rng = np.random.default_rng(seed)
-    a, g = rng.normal(size=(50, rows)), rng.normal(size=(50, columns)) * 0.1
-    return kfac.Factors(tf.constant(a.T @ a / 50), tf.constant(g.T @ g / 50)), rng.normal(
-        size=(rows, columns)
-    )
-
-
 def test_the_step_is_that_of_the_product_of_two_damped_inverses():
-    found, gradient = random_factors()
+    rng = np.random.default_rng(0)
+    a, g, gradient = rng.normal(size=(50, 6)), rng.normal(size=(50, 4)) * 0.1, rng.normal(size=(6, 4))
+    found = kfac.Factors(tf.constant(a.T @ a / 50), tf.constant(g.T @ g / 50))
     inverses = kfac.damped_inverses(found, tf.constant(0.3, tf.float64))
     pi = np.sqrt((np.trace(found.inputs) / 6) / (np.trace(found.outputs) / 4))
     assert float(kfac.pi(found)) == pytest.approx(pi, rel=1e-14)

@@ -291,8 +291,6 @@ def test_a_round_of_other_statistics_is_not_taken_for_this_one():
     now.status[STATUS_ROW["sent"]] = 1
     host.collect(4, now)
     alone = new_round(0)
-    fresh = pipeline()
-    fresh.send(4, alone)
-    fresh.collect(4, alone)
+    exchange(pipeline(), 4, alone)
     for root, expected in zip(now.roots, alone.roots, strict=True):
         np.testing.assert_array_equal(root, expected)

@@ -19,10 +19,11 @@ from thread_group import together
 @st.composite
 def meshes(draw):
     """A mesh of at most 8 devices; costs, elements and cells of a few blocks."""
-    sizes = st.tuples(*[st.integers(1, 3)] * 4).filter(lambda sizes: math.prod(sizes) <= 8)
+    sizes = st.tuples(*[st.integers(1, 4)] * 4).filter(lambda sizes: math.prod(sizes) <= 8)
     mesh = Mesh(*draw(sizes))
     cell = st.tuples(st.integers(0, mesh.stages - 1), st.integers(0, mesh.shards - 1))
-    blocks = draw(st.lists(st.tuples(st.integers(0, 20).map(float), st.integers(1, 99), cell), max_size=5))
+    costs = st.integers(0, 20).map(float) | st.floats(0, 10)
+    blocks = draw(st.lists(st.tuples(costs, st.integers(1, 99), cell), max_size=6))
     return mesh, [list(column) for column in zip(*blocks, strict=True)] or [[], [], []]
 
 
@@ -57,6 +58,7 @@ def all_placements(mesh, cells):
 def test_it_is_one_of_all_placements_and_near_the_best(case):
     mesh, (costs, elements, cells) = case
     found = ranks_of(costs, elements, mesh, cells)
+    assert found == ranks_of(costs, elements, mesh, cells)
     assert mesh.size == len(devices(mesh))
     # Groups do the same: those of one say all.
     alone = mesh._replace(groups=1)

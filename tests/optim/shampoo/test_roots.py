@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.optim.shampoo.eigenbasis import eigenbasis
 from ctr.optim.shampoo.roots import NEGATIVE, TOLERANCE, RootError, inverse_root, root_residual
-from shampoo_reference import matrix_of, orthogonal
+from shampoo_reference import matrix_of, orthogonal, relative_error
 
 ORDERS = (2, 4, 6, 8)
 ROUNDING = 1e-13
@@ -24,12 +25,6 @@ def spectrum(kind, size, condition):
         "repeated": np.repeat([1.0, 1 / condition], -(-size // 2))[:size],
         "deficient": np.r_[np.geomspace(1, 1e-3, size - size // 2), np.zeros(size // 2)],
     }[kind]
-
-
-def relative_error(root, values, basis, exponent):
-    """|A^(e/2) X A^(e/2) - I|, spectral: the largest relative error in any direction."""
-    half = (basis * values ** (exponent / 2)) @ basis.T
-    return np.linalg.norm(half @ root @ half - np.eye(len(root)), 2)
 
 
 def plain_eigh(matrix, damping, exponent):
@@ -143,11 +138,13 @@ def test_an_indefinite_matrix_is_refused_however_large_the_damping():
         (np.ones((2, 3)), r"not a square matrix: \[2, 3\]"),
         (np.ones(3), "not a square matrix"),
         (np.zeros((0, 0)), "not a square matrix"),
+        (np.diag([1.0, -1.0]), "indefinite"),
     ],
 )
-def test_what_has_no_root_is_diagnosed(matrix, message):
+@pytest.mark.parametrize("solve", [functools.partial(inverse_root, p=4, epsilon=1e-6), eigenbasis])
+def test_what_has_no_root_or_basis_is_diagnosed(matrix, message, solve):
     with pytest.raises(RootError, match=message):
-        inverse_root(matrix, 4, epsilon=1e-6)
+        solve(matrix)
 
 
 def test_a_singular_matrix_without_damping_has_no_root():
