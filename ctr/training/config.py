@@ -29,7 +29,7 @@ GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
 """Shares of the rows before a batch, and where one call learns from many batches."""
 _OPEN = frozenset(("growth", "least"))
 _FUSED_TOGETHER = 2**14
-"""Rows of the batches of a call, padded: beyond, larger arrays cost more than fewer calls save."""
+"""Rows, padded, of all batches of a call at most: they bound its memory."""
 
 
 class BatchConfig(StrictModel):
