@@ -23,7 +23,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from processes import run_python
 from runner import main
 
-from ctr.data.event_mapping import EventMapping
+from ctr.config import parse_model
+from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.shards import read_shard
@@ -57,8 +58,9 @@ def mapping_content(partition: str, click_window: str, delay: str) -> dict[str, 
 
 def mapping() -> EventMapping:
     """The mapping of the events of this file, whose non-clicks are sampled."""
-    sampling = {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}}
-    return EventMapping.model_validate({**mapping_content("1h", "30m", "10m"), "sampling": sampling})
+    content = mapping_content("1h", "30m", "10m")
+    content["sampling"] = {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}}
+    return parse_model(EventMapping, content, "benchmark")
 
 
 def feature_columns(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
@@ -144,14 +146,12 @@ def rowwise(folder: Path) -> tuple[int, float]:
 
 def raw_events(folder: Path, examples: int) -> tuple[int, float]:
     """The simulator's raw strings: how many events, and seconds to make a log of them."""
-    from ctr.config import read_yaml
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
 
     config = SimulatorConfig(examples=examples, queries_per_day=200_000)
     counts = simulate(config, folder / "log", events=folder / "events")
-    content = read_yaml(Path(__file__).parent.parent / "examples/events/simulated.yaml", "mapping")
-    simulated = EventMapping.model_validate(content)
+    simulated = load_event_mapping(Path(__file__).parent.parent / "examples/events/simulated.yaml")
     begun = time.perf_counter()
     ingest_events(simulated, [folder / "events"], folder / "joined")
     return counts["delivered_impressions"] + counts["delivered_clicks"], time.perf_counter() - begun

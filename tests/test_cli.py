@@ -146,7 +146,10 @@ def test_what_cannot_be_trained_or_sampled_is_refused_in_one_line(place, capfd):
     for command, words in (
         ((*TRAIN, "--set", "model.prior=2"), "model.prior: 2 is not allowed"),
         ((*TRAIN, "--set", "seed"), "the form is key.path=value"),
-        (("train", "log", "--out", "no", "--set", "seed=x"), "settings: seed: 'x' is not allowed: a number"),
+        (
+            ("train", "log", "--out", "no", "--set", "seed=x"),
+            "seed: 'x' is not allowed: Input should be a valid integer",
+        ),
         ((*TRAIN[:-1], "run.yaml"), "neither empty nor a run directory"),
         ((*TRAIN[:-1], "in-the-way/run"), "in-the-way"),
         ((*SAMPLE[:-1], "non_click_rate=0.001"), "settings: non_click_rate is 0.001, below min_rate 0.01"),

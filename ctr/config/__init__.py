@@ -5,9 +5,10 @@ Schema of a model's file, which is the one description of its keys; ``reference`
 """
 
 import copy
-import functools
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -16,14 +17,14 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    GetCoreSchemaHandler,
+    Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import ArgsKwargs, CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import ArgsKwargs, CoreSchema, to_jsonable_python
 
 from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, summary
 from ctr.io.documents import parse_yaml, read_short_floats
@@ -39,63 +40,18 @@ def _refuse_address(value: Any) -> Any:
     return value
 
 
-AnyPath = Annotated[Path, BeforeValidator(_refuse_address)]
+# A text is a path; before it becomes one, since that would take the second slash of an address away.
+AnyPath = Annotated[Path, Field(strict=False), BeforeValidator(_refuse_address)]
 """Type of every key that is a path."""
 
 LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 """Type of a key that is a glob of files."""
 
 
-def _strict(schema: Any) -> Any:
-    """Changes a core schema so that it refuses what pydantic would read as a number or a truth value: "5", true, 0.
-
-    Pydantic's strict mode would refuse too much: 1e6 for a whole number, a list for a tuple, a text for a path. Unions
-    are left: there each value already has the type that it looks like.
-    """
-    if schema["type"] in ("int", "float"):
-        read = functools.partial(_read_number, schema)
-        return core_schema.no_info_before_validator_function(read, schema)
-    if schema["type"] == "bool":
-        return core_schema.no_info_before_validator_function(_read_truth, schema)
-    for key in {"schema", "values_schema"} & schema.keys():
-        schema[key] = _strict(schema[key])
-    if schema["type"] == "tuple":
-        schema["items_schema"] = [_strict(item) for item in schema["items_schema"]]
-    if schema["type"] == "model-fields":
-        for field in schema["fields"].values():
-            _strict(field)
-    return schema
-
-
-def _read_number(schema: Mapping[str, Any], value: Any) -> Any:
-    if isinstance(value, str | bool):
-        raise PydanticCustomError("conversion", "a number is required")
-    # Refuses numbers beyond 64 bits, unless the key has a bound of its own.
-    if schema["type"] == "int" and isinstance(value, int):
-        if value >= 2**63 and not {"lt", "le"} & schema.keys():
-            raise PydanticCustomError("less_than", f"Input should be less than {2**63}")
-        if value < -(2**63) and not {"gt", "ge"} & schema.keys():
-            raise PydanticCustomError("greater_than_equal", f"Input should be at least {-(2**63)}")
-    return value
-
-
-def _read_truth(value: Any) -> Any:
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        raise PydanticCustomError("conversion", "true or false is required")
-    return value
-
-
 class StrictModel(BaseModel):
-    """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made."""
+    """Refuses unknown keys and numbers that are not finite, and does not change after it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Makes numbers and truth values strict."""
-        schema = handler(source)
-        _strict(handler.resolve_ref_schema(schema))
-        return schema
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -167,20 +123,39 @@ def describe_validation_error(
             # The message names the options that are concerned.
             message = fault["msg"].removeprefix("Value error, ")
         else:
-            received = repr(fault["input"])
+            # As it was written: a list, not the tuple that was made of it.
+            received = repr(to_jsonable_python(fault["input"], fallback=repr))
             message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"
         faults.append(f"{path}: {message}")
     return f"{where}: " + "; ".join(faults)
 
 
+def _as_values(content: Any) -> Any:
+    """Makes tuples of lists, and a float of a whole number beyond 64 bits, which whole numbers' keys then refuse."""
+    if isinstance(content, dict):
+        return {key: _as_values(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return tuple(map(_as_values, content))
+    if isinstance(content, Integral) and not isinstance(content, bool):
+        # NumPy's, too.
+        whole = int(content)
+        if not -(2**63) <= whole < 2**63:
+            return float(whole) if abs(whole) < 2**1023 else math.inf
+        return whole
+    return content
+
+
 def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
-    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault."""
+    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault.
+
+    Pydantic validates strictly: "5" and true are no numbers.
+    """
     if not isinstance(content, dict):
         raise InputError(
             f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
         )
     try:
-        return model.model_validate(content)
+        return model.model_validate(_as_values(content))
     except ValidationError as error:
         raise InputError(describe_validation_error(error, model, where, prefix)) from None
 

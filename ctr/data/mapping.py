@@ -124,7 +124,7 @@ class RowOrder(StrictModel):
         step_us: microseconds from one row to the next.
     """
 
-    start: datetime
+    start: datetime = Field(strict=False)
     step_us: int = Field(ge=1, le=DAY_US)
 
     @property
@@ -174,8 +174,8 @@ class Time(StrictModel):
     format: Annotated[str, AfterValidator(_check_time_format)] | None = None
     zone: Annotated[str, AfterValidator(_check_zone)] | None = None
     ambiguous: Literal["first", "second"] | None = None
-    first: date | None = None
-    last: date | None = None
+    first: date | None = Field(default=None, strict=False)
+    last: date | None = Field(default=None, strict=False)
     row_order: RowOrder | None = None
 
     @model_validator(mode="after")

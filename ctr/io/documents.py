@@ -55,8 +55,8 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str) -> Any:
     """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, PyYAML requires 1.0e-6.
 
-    Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
-    itself or is much larger than it looks.
+    1e6 is a whole number. Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a
+    document that refers to itself or is much larger than it looks.
     """
     loader = None
     try:
@@ -90,6 +90,11 @@ class _Loader(yaml.SafeLoader):
             seen.add(value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
+        number = super().construct_yaml_float(node)
+        # Floats are written with a point, also by the dumper.
+        return int(number) if "." not in node.value and number.is_integer() else number
+
 
 def read_short_floats(tool: Any) -> None:
     """Has a loader or dumper of PyYAML take 1e-6 for a number; a dumper then quotes the text 1e-6."""
@@ -101,6 +106,7 @@ def read_short_floats(tool: Any) -> None:
 
 
 read_short_floats(_Loader)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 
 
 def _count_values(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> int:

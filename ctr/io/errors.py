@@ -17,7 +17,6 @@ INPUT, DEFECT, PASSING, INTERRUPTED = 1, os.EX_SOFTWARE, os.EX_TEMPFAIL, 128 + s
 # Control characters, those that change direction or show nothing, halves of pairs, and line ends of other kinds.
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
-
 LONGEST_LINE = 300  # characters of an error on one line; a longer one becomes a line and a hint
 _JOINED = 160  # characters of texts in an error that are shown with semicolons between, but for the first
 

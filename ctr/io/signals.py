@@ -16,11 +16,6 @@ def signal_number(name: str | None) -> int:
     return 0 if name is None else int(signal.Signals[name])
 
 
-def signal_name(number: int) -> str:
-    """Returns the name of the signal with a number."""
-    return signal.Signals(number).name
-
-
 class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
     """Raised after work has stopped on request and kept its results; ``status`` is the process's in a shell."""
 

@@ -63,7 +63,7 @@ class WorldConfig(StrictModel):
     """
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    start: date = date(2026, 1, 5)
+    start: date = Field(default=date(2026, 1, 5), strict=False)
     queries_per_day: int = Field(default=20_000, ge=10, le=900_000)
     candidates: int = Field(default=12, ge=1, le=48)
     slots: int = Field(default=6, ge=1, le=MAX_SLOTS)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import Signals
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
-from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
+from ctr.io.signals import Interrupted, Stop, signal_number
 from ctr.training.compiled_step import CompiledStep, Phase, announced, fresh_state
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -298,7 +299,7 @@ class Session:
             if not self._waiting():
                 break
         if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
-            self.interrupt(signal_name(number))
+            self.interrupt(Signals(number).name)
         fault = check_weights(run, self.step)
         failure = learning_failure(run, fault)
         if run.position.window_examples:

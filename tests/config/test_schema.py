@@ -240,7 +240,7 @@ class Kinds(StrictModel):
     truth: bool = False
     text: str = ""
     path: AnyPath | None = None
-    day: date | None = None
+    day: date | None = Field(default=None, strict=False)
     choice: Literal["auto", 5] = "auto"
     wholes: tuple[int, ...] = ()
     by_name: dict[str, float] = {}
@@ -248,8 +248,8 @@ class Kinds(StrictModel):
 
 
 TAKEN = {
-    "whole": [0, 5, -1, 5.0],
-    "bounded": [None, 5, 5.0],
+    "whole": [0, 5, -1],
+    "bounded": [None, 5],
     "number": [0, 5, -1, 2**63, 5.0, 0.5, 1e30],
     "truth": [True],
     "text": ["5", "", "auto", "2026-01-31"],

@@ -154,7 +154,7 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     later = {**written, "of_a_later_version": 1, "arms": [{**arm, "later": 2} for arm in written["arms"]]}
     for content in (written, later):
         (tmp_path / "plan.json").write_text(json.dumps(content))
-        assert read_plan(tmp_path) == plan
+        assert json.dumps(read_plan(tmp_path).as_json()) == json.dumps(written)
     arms = {arm["name"]: arm for arm in written["arms"]}
     assert written["baseline"] == "baseline"
     against = [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")]

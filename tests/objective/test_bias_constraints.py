@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
@@ -22,7 +23,8 @@ from ctr.objective.config import BiasConstraintsConfig
 from ctr.objective.losses import logistic_loss, weighted_sum
 
 DEVICES = ["phone", "tablet", "desk"]
-SCHEMA = Schema.model_validate(
+SCHEMA = parse_model(
+    Schema,
     {
         "features": [
             {"name": "words", "kind": "text", "source": "title", "buckets": 50},
@@ -32,23 +34,26 @@ SCHEMA = Schema.model_validate(
             {"name": "tags", "kind": "category", "source": "tags", "multivalent": True, "buckets": 9},
             {"name": "both", "kind": "cross", "of": ["position", "device"], "buckets": 700},
         ]
-    }
+    },
+    "test",
 )
 # The same features, and some whose ids grow.
-MIXED = Schema.model_validate(
+MIXED = parse_model(
+    Schema,
     {
         "features": [
             *SCHEMA.model_dump(mode="json")["features"],
             {"name": "user", "kind": "category", "source": "user"},
             {"name": "pair", "kind": "cross", "of": ["user", "device"]},
         ]
-    }
+    },
+    "test",
 )
 
 
 def config(*families, **rest):
     named = [{"name": f"family{i}", **family} for i, family in enumerate(families)]
-    return BiasConstraintsConfig.model_validate({"families": named, **rest})
+    return parse_model(BiasConstraintsConfig, {"families": named, **rest}, "test")
 
 
 # Families.

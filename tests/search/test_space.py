@@ -84,7 +84,7 @@ def test_every_candidate_is_the_configuration_that_its_choices_say(data):
     } == expected_model(values)
     config.table_layouts(SCHEMA)
     # A checked base is changed as its keys are, and what is not decided on stays.
-    assert space.apply(TrainConfig.model_validate(BASE), choice) == config
+    assert space.apply(parse_model(TrainConfig, BASE, "test"), choice) == config
     assert space.baseline(config) == tuple(
         decision.choices.index(values[decision.name]) for decision in space.decisions
     ) or _has_hidden_layers(values)
@@ -108,7 +108,7 @@ def test_candidates_are_numbered_in_their_order():
 def test_the_base_is_a_candidate_where_the_space_has_it():
     space = space_of(WHOLE)
     assert space.baseline(BASE) == (1, 1, 1, 0, 1, 2, 1, 2, 0)
-    assert space.apply(BASE, space.baseline(BASE)) == TrainConfig.model_validate(BASE)
+    assert space.apply(BASE, space.baseline(BASE)) == parse_model(TrainConfig, BASE, "test")
     assert space_of({"model.crosses.layers": (0, 1)}).baseline(BASE) is None
 
 
@@ -127,9 +127,9 @@ def test_the_largest_holds_all_others():
         "model.crosses.layers": 1,
         "features.item": True,
     }
-    largest = space.shape(TrainConfig.model_validate(BASE), space.largest)
+    largest = space.shape(parse_model(TrainConfig, BASE, "test"), space.largest)
     for choice in space.candidates():
-        shape = space.shape(TrainConfig.model_validate(BASE), choice)
+        shape = space.shape(parse_model(TrainConfig, BASE, "test"), choice)
         assert all(own <= most for own, most in zip(shape.deep_units, largest.deep_units, strict=True))
         assert len(shape.deep_ranks) == len(shape.deep_units) == 3
         assert shape.crosses <= largest.crosses and shape.without >= largest.without
@@ -139,13 +139,13 @@ def test_absent_layers_keep_their_places_in_the_shape():
     space = space_of(WHOLE)
     values = {**{name: choices[0] for name, choices in WHOLE.items()}, "model.deep.layers": 3}
     choice = tuple(d.choices.index(values[d.name]) for d in space.decisions)
-    shape = space.shape(TrainConfig.model_validate(BASE), choice)
+    shape = space.shape(parse_model(TrainConfig, BASE, "test"), choice)
     assert shape.deep_units == (8, 0, 0)
     assert space.apply(BASE, choice).model.deep.units == (8,)
     # Layers that no candidate has are not in the largest network, either.
     space = space_of({"model.deep.units.1": (0,), "model.deep.units.2": (4, 0)})
     largest, smallest = (
-        space.shape(TrainConfig.model_validate(BASE), one) for one in (space.largest, space.smallest)
+        space.shape(parse_model(TrainConfig, BASE, "test"), one) for one in (space.largest, space.smallest)
     )
     assert smallest.deep_units == (16, 0, 0)
     assert (smallest.within(largest).deep_units, smallest.within(largest).deep_ranks) == ((16, 0), (4, 0))

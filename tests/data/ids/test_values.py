@@ -16,7 +16,8 @@ from ctr.data.schema import Schema
 from ctr.data.spelling import float_text, spell
 from ctr.io.errors import InputError
 
-SCHEMA = Schema.model_validate(
+SCHEMA = parse_model(
+    Schema,
     {
         "features": [
             {"name": "site", "kind": "category", "source": "site", "buckets": 100_000},
@@ -29,7 +30,8 @@ SCHEMA = Schema.model_validate(
             {"name": "cross", "kind": "cross", "of": ["site", "age"]},
             {"name": "long", "kind": "category", "source": "f", "vocabulary": [f"v{i}" for i in range(500)]},
         ]
-    }
+    },
+    "test",
 )
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import growing_logs
+from ctr.config import parse_model
 from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
 from ctr.data.query_size import with_query_size
@@ -120,7 +121,7 @@ def by_hand(session: Any, schema: Schema, most: int) -> dict[str, np.ndarray]:
     ("schema", "config"),
     [
         (GROWING, make_config({"ids": {"shared_rows": 1}, "max_rejected_share": 0.02})),
-        pytest.param(SHUFFLED_TAGS, TrainConfig.model_validate(EXPERTS), marks=pytest.mark.slow),
+        pytest.param(SHUFFLED_TAGS, parse_model(TrainConfig, EXPERTS, "test"), marks=pytest.mark.slow),
     ],
     ids=["network", "experts"],
 )
