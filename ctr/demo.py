@@ -24,7 +24,7 @@ report {out}/student {out}/default {out}/logistic --out {out}/report.html
 
 def check_demo_folder(out: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of ``ctr demo``."""
-    # The log is made first.
+    # Every demo has it, because the log is written first.
     check_output_folder(out, "a demo", lambda path: (path / "simulated").is_dir())
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    OUT/quickstart.json    the command's input, and the mapping that the log was made with
+    OUT/quickstart.json    the command's input, and the mapping of the log
     OUT/mapping.yaml       how the table is read, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
@@ -40,8 +40,8 @@ class Record(StrictModel):
 
     input: str  # the table, as an absolute path
     files: dict[str, int]  # sizes in bytes
-    options: dict[str, Any]  # the options that were given
-    columns: tuple[dict[str, str], ...]  # the shown use of each column, with the reason
+    options: dict[str, Any]  # the options of the command
+    columns: tuple[dict[str, str], ...]  # the use of each column that the command prints, with the reason
     strongest: tuple[tuple[str, float], ...] = ()  # see ``strongest_columns``
     mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
     ingested: dict[str, Any] | None = None  # counts of the ingest; null until it is complete
@@ -68,7 +68,7 @@ def default_out(path: Path) -> Path:
 def run_quickstart(
     path: Path, out: Path, options: Options, tools: Tools, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
+    """Writes a mapping, ingests, trains and writes the report; skips steps whose results exist.
 
     Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
@@ -180,7 +180,7 @@ def _write_record(out: Path, record: Record) -> None:
 
 
 def _check_mapping(out: Path, record: Record) -> Record:
-    """Refuses a log that was made with another mapping; returns the record with the present one's hash."""
+    """Returns the record with the mapping's hash. Raises InputError if the log was ingested with another one."""
     sha256 = hashlib.sha256((out / MAPPING).read_bytes()).hexdigest()
     begun = (out / LOG / "manifests").is_dir() and bool(list_partitions(out / LOG))
     if begun and record.mapping_sha256 not in (None, sha256):

@@ -168,7 +168,7 @@ def evaluate(
         label: the column of the labels, 0 or 1.
         prediction: the column of the probabilities; one of it and ``logit`` is required.
         logit: the column of the logits.
-        query: the column of the queries, values of any type; None: each row is its own, and there is no PerQueryAUC.
+        query: the column of the queries, values of any type; None: each row is a query, and there is no PerQueryAUC.
         weight: the column of the weights; None: each row counts once.
         slice: columns by whose values calibration, logloss and AUC are measured, too.
         against: predictions of the same rows in the same order, in columns of the same names, to compare with

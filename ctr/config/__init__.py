@@ -1,6 +1,6 @@
 """Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
 
-Each part of the system keeps its own model beside itself; this module holds what they share. ``schema`` makes the JSON
+Each part of the system defines its model in its folder; this module holds what they share. ``schema`` makes the JSON
 Schema of a model's file, which is the one description of its keys; ``reference`` prints it as ``ctr config`` does.
 """
 
@@ -70,7 +70,7 @@ def _strict(schema: Any) -> Any:
 def _read_number(schema: Mapping[str, Any], value: Any) -> Any:
     if isinstance(value, str | bool):
         raise PydanticCustomError("conversion", "a number is required")
-    # Refuses numbers beyond 64 bits, unless the key has a bound of its own.
+    # Refuses numbers beyond 64 bits, unless the key defines an upper bound.
     if schema["type"] == "int" and isinstance(value, int):
         if value >= 2**63 and not {"lt", "le"} & schema.keys():
             raise PydanticCustomError("less_than", f"Input should be less than {2**63}")
@@ -86,7 +86,7 @@ def _read_truth(value: Any) -> Any:
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made."""
+    """Refuses unknown keys, and strings and booleans for numbers; instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -147,7 +147,7 @@ def describe_validation_error(
     for fault in errors:
         deeper = [other["loc"] for other in errors if len(other["loc"]) > len(fault["loc"])]
         if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
-            # The missing items were refused, and have faults of their own.
+            # The missing items were refused, and have separate faults.
             continue
         path = ".".join(str(part) for part in fault["loc"] if part != "[key]")
         if not (path or prefix) and fault["type"] == "value_error":

@@ -24,7 +24,7 @@ _SUFFIX = ".schema.json"
 
 
 class _Writer(GenerateJsonSchema):
-    # Keys get no titles made of their names: a title is a model's name for the values of a key.
+    # Keys get no titles derived from their names: a title is a model's name for the values of a key.
 
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         return {"$schema": self.schema_dialect, **super().generate(schema, mode)}

@@ -148,7 +148,7 @@ def batches_within(
 def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iterator[Batch]:
     # Unless the log has ended, the last query may continue in the next block.
     begins = rows.query_begins()
-    # Where queries are known to end: the last one of ``rows`` only when the log does.
+    # Ends of complete queries: the last query of ``rows`` may continue unless the log has ended.
     ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]
     position = 0
     while position < len(rows):

@@ -1,4 +1,4 @@
-"""Columns that are made of a row's time or of another column, by rules that ingestion and the exported model share."""
+"""Columns computed from a row's time or from another column, by rules that ingestion and the exported model share."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -38,7 +38,7 @@ class ColumnRule(StrictModel):
         raise NotImplementedError
 
     def of_tensor(self, texts: Any) -> Any:
-        """Computes the same in the exported graph, strings [N] from strings [N], by TensorFlow's own operations."""
+        """Computes the same in the exported graph, strings [N] from strings [N], with TensorFlow operations only."""
         raise NotImplementedError
 
 
@@ -52,17 +52,17 @@ def _one_rule(rules: dict[str, StrictModel]) -> dict[str, StrictModel]:
 
 
 class Derived(ShortModel):
-    """A new raw column, made of the time of the row or of another column.
+    """A new raw column, computed from the time of the row or from another column.
 
     Without ``part``, ``every``, ``prefix``, ``cast`` and ``plugin`` it is a copy.
 
     Attributes:
         source: the column that it is derived from; ``time`` for the parsed time of the row.
         part: the hour of the day (0 to 23) or the day of the week (Monday is 0) of the time, in UTC.
-        every: the number of whole periods of this length between 1970 and the time; each period has its own value.
+        every: the number of whole periods of this length between 1970 and the time.
         prefix: the number of characters to keep from the start of the value, as a category spells it.
         cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as numbers,
-            ``decimal_comma`` as numbers with a point in place of the comma.
+            ``decimal_comma`` as numbers with the comma replaced by a point.
         plugin: a rule of another package (entry points ``ctr.features``) by its name, with its keys. Empty: none.
     """
 

@@ -16,15 +16,15 @@ from ctr.data.value_arrays import places_of
 
 
 class History(StrictModel):
-    """The last values that earlier rows with the same key had, as known at each query's time.
+    """The last values of earlier rows with the same key, as available at each query's time.
 
     Attributes:
         by: the feature whose value is the key, such as the user: a single-valued category whose ids grow.
         of: the feature whose values are listed, such as the item: a single-valued category.
         where: which rows count: those with label 1, or all.
         last: at most so many values, the latest ones; the latest is the last.
-        after: how long after its query a row is known. ``0s``: at once, to later queries.
-        within: rows that are older are forgotten, which bounds what is kept.
+        after: the delay from a row's query until later queries see the row. ``0s``: no delay.
+        within: the maximum age of rows; older rows are dropped, which bounds the memory.
     """
 
     by: str
@@ -105,7 +105,7 @@ def look_up_history(
 
 
 def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
-    """Counts the known rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
+    """Counts the stored rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
     total, count = len(rows.keys), len(times)
     # Queries come after the rows of the same time.
     order = np.lexsort(

@@ -68,7 +68,7 @@ class Histories:
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
             before, _ = split_by_keys(self._rows[name], np.unique(ids[history.by]))
-            # The partition's own rows are known to its later queries.
+            # Later queries of the partition see its earlier rows.
             all_rows = add_rows(before, _counting(history, rows, ids))
             values, lengths = look_up_history(history, all_rows, ids[history.by], times)
             index = rows.schema.get_field_index(name)

@@ -64,7 +64,7 @@ class TopId:
     """A frequent id."""
 
     id: int
-    value: str | None  # the raw value, if known
+    value: str | None  # the raw value, if the log stores it
     share: float  # share of all values of the feature
     click_rate: float  # click rate of the id's occurrences
 
@@ -126,7 +126,7 @@ class LogSummary:
     features: tuple[FeatureSummary, ...]
     labels: tuple[str, ...]  # names of the further labels
     sidecars: tuple[Sidecar, ...]
-    samplings: tuple[str, ...]  # names of the samplings that made this log from another one
+    samplings: tuple[str, ...]  # names of the samplings that were applied to produce this log
     counters: dict[str, int]  # the input by its outcome, added up over the partitions
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from ctr.data.inspection import FeatureSummary, LogSummary, Span, TopId
 from ctr.data.times import format_time
 from ctr.eval.display import aligned, fingerprint
 
-# Shares from which on a warning is given.
+# Shares above which the text has a warning.
 SHARED = 0.1
 MISSING = 0.5
 _TOP_SHOWN = 3

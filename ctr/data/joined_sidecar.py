@@ -87,7 +87,7 @@ class JoinedSidecar:
                     names = ", ".join(other for other in there if other != _EXAMPLE_ID)
                     path = self._path(partition)
                     raise InputError(f"{path}: the sidecar {name} has no column {column}; it has {names}")
-        # The types of the columns are known from here on, also for rows that are not found.
+        # The first partition sets the columns' types, also for rows that are not found.
         self._cache[published[0]] = self._read(self._manifests[published[0]])
 
     def __str__(self) -> str:

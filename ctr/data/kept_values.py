@@ -1,13 +1,13 @@
-"""Dictionaries of raw values by id, kept beside a log for the features that its mapping names (``keep_values``).
+"""Dictionaries of raw values by id, stored beside a log for the features that its mapping names (``keep_values``).
 
 ::
 
     LOG/values/START-END-HASH.parquet    of one partition; the manifest has its hash
 
-Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It is made of
-the partition's rows alone, and complete before the partition's manifest is published. Of several values of one id it
-has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary, but
-for features that a history names: ``ctr history`` writes all of their values.
+Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It describes
+the partition's rows alone, and is complete before the partition's manifest is published. Of several values of one id it
+has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary,
+except features that a history names: ``ctr history`` writes all of their values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,8 +34,8 @@ _MISSING = "missing"
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Returns whether the feature's ids are hashes, whose raw values must be kept to be shown."""
-    # The values of a history are kept with the feature that it lists.
+    """Returns whether the feature's ids are hashes, whose raw values must be stored to be displayed."""
+    # The values of a history are stored with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
     return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 

@@ -3,10 +3,10 @@
 ::
 
     LOG/schema.json                      the features (schema.py)
-    LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
+    LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and the file's hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id) (shards.py)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
-    LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
+    LOG/values/START-END-HASH.parquet    raw values of the partition's ids, with ``keep_values`` (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
 exclusively. So a partition appears whole or not at all, also with several publishers, and publishing it again gives
@@ -30,7 +30,7 @@ from ctr.io.errors import InputError, joined, of_another_version
 from ctr.io.files import check_output_folder, create_exclusively, is_temporary, names_in
 
 MAX_TIME_US = 2**62
-RECORD = "sampling.yaml"  # in a log that was made by sampling, see ``ctr.data.sample_log``
+RECORD = "sampling.yaml"  # in a sampled log, see ``ctr.data.sample_log``
 _FORMAT = 1
 _SCHEMA_FORMAT = 3
 _PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")

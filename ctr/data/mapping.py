@@ -155,7 +155,7 @@ def _check_zone(name: str) -> str:
 
 
 class Time(StrictModel):
-    """When an impression was shown: a column with ``unit`` or ``format``, or ``row_order``.
+    """The time of an impression: a column with ``unit`` or ``format``, or ``row_order``.
 
     Attributes:
         column: the column with the time.
@@ -234,7 +234,7 @@ class Join(StrictModel):
         prefix: text put before the names of the other columns of the table.
         input: how the side table is read. Null: like the input.
         valid_from: the time from which a row of the side table holds, until the next one of its key: a column with
-            ``unit`` or ``format``, or the name of one in ISO 8601. A row of the log gets what held at its own time.
+            ``unit`` or ``format``, or the name of one in ISO 8601. A row of the log gets the row valid at its time.
             Null: the table has one row for each key, whose values are taken at any time.
     """
 
@@ -349,12 +349,12 @@ class FurtherLabel(StrictModel):
     """A further label of a row, such as a conversion: when it was observed, or whether.
 
     Attributes:
-        value: a column of 0, 1, true or false, or a rule, as ``label``; missing: it is not known.
+        value: a column of 0, 1, true or false, or a rule, as ``label``; missing: the label is unknown.
         time: instead of ``value``, when it was observed, read as ``valid_from`` of a join: a column with ``unit`` or
-            ``format``, or the name of one in ISO 8601; missing: it was not. A time before the row's own is refused.
-        window: how long after the row's own time an observed label counts.
+            ``format``, or the name of one in ISO 8601; missing: it was not. A time before the row's time is refused.
+        window: the maximum time from the row to an observed label.
         until: a column with the time until which the row was watched, in the same form as ``time``. Where that is
-            missing or before the window's end, the label is not known. Null: every row was watched to the end.
+            missing or before the window's end, the label is unknown. Null: every row was watched to the end.
     """
 
     value: Label | None = None
@@ -401,8 +401,8 @@ class Mapping(ShortModel):
     Attributes:
         input: how the files are read.
         joins: side tables.
-        time: when the impression was shown.
-        query: which rows form a query. Null or ``none``: each row is its own query.
+        time: the time of the impression.
+        query: which rows form a query. Null or ``none``: each row is a query.
         example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
             hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``. Null: the rows have no labels, and
@@ -414,7 +414,7 @@ class Mapping(ShortModel):
             memory.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, where a partition has at most 10,000 of them:
+        keep_values: features whose raw values are stored beside the log, where a partition has at most 10,000 of them:
             reports and ``ctr inspect`` then show the values behind ids. Only hashed features have any: no numbers,
             vectors and vocabularies.
     """

@@ -48,7 +48,7 @@ class Rows:
     fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
     position: np.ndarray  # int64 [N], ascending: the number of rows of the log before each of these
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
-    # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where one is not known.
+    # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where a label is unknown.
     joined: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 def add_query_size(rows: Rows, schema: Schema) -> Rows:
     """Adds the size of queries to rows of whole queries, where the schema has it and they do not.
 
-    Faulty rows count, too: they were shown.
+    Faulty rows count, too: users saw them.
     """
     if not schema.counts_rows or rows.ids.shape[1] != len(schema.stored.single_valued):
         return rows

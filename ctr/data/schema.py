@@ -1,4 +1,4 @@
-"""The schema of a log: its features in order, and the rules by which their columns are made.
+"""The schema of a log: its features in order, and the rules that compute their columns.
 
 It is fixed when a log is written: its hash is the log's schema version. It has all that it takes to make ids of raw
 values: also the rules of derived columns, and how categories spell numbers.
@@ -45,7 +45,7 @@ def label_column(name: str) -> str:
 
 
 class Schema(ShortModel):
-    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time.
+    """Features of a log, in their stored order, with the rules of sources derived from other columns or the time.
 
     ``counts_rows``: the last feature is ``QUERY_SIZE``, which is in no shard but counted when one is read
     (``ctr.data.query_size``). ``labels``: further labels of the rows, which are no features: the version does not
@@ -160,7 +160,7 @@ class Schema(ShortModel):
 
     @property
     def inputs(self) -> dict[str, InputKind]:
-        """Raw columns that the features are made of, each once, and how each is given.
+        """Raw columns that the features read, each once, with the type of each.
 
         ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that is
         read both as a number and as a category or text.

@@ -7,7 +7,7 @@ Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; time
 (int8; ``NO_LABEL`` in a log without labels), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all
 single-valued features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent feature.
 Ids are int32, or int64 in a log that has a feature whose ids grow. For each further label follows ``label:NAME`` (int8;
-null where it is not known).
+null where it is unknown).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
 
 
 def shard_schema(schema: Schema, labels: Sequence[str] | None = None) -> pa.Schema:
-    """Makes the Arrow schema of the shards of a log with these features, and with ``labels`` in place of its own."""
+    """Makes the Arrow schema of the shards of a log with these features; ``labels`` replace the schema's labels."""
     schema = schema.stored
     keys = ("query_time", "timestamp", "query_id", "example_id")
     fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
@@ -123,11 +123,11 @@ def stage_partition(
 
     Args:
         rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no (query, example_id) twice.
-        counters: the partition's input, counted by its outcome; kept in the manifest.
+        counters: the partition's input, counted by its outcome; stored in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        counts_pages: False: the rows of a query are not the page that was shown, or its size is unknown before they are
-            scored.
+        counts_pages: False: the rows of a query are not the page that the user saw, or its size is unknown before they
+            are scored.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.

@@ -2,7 +2,7 @@
 
 ::
 
-    LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with its own hash, as in log.py
+    LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with the file's hash
     LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each row of the partition
 
 The manifest of a sidecar's partition records the hash of the log's partition; beside another log it is refused. A

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the machine's own zone
+ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the local time zone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")

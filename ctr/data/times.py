@@ -31,7 +31,7 @@ def _check_duration(text: str) -> str:
 
 
 def read_duration(key: str, text: str) -> int:
-    """Reads a duration given as an option, in microseconds, 0 for ``0s``. Raises InputError, which names the option."""
+    """Parses the duration of an option, in microseconds, 0 for ``0s``. Raises InputError, which names the option."""
     try:
         return 0 if text == "0s" else duration_us(_check_duration(text))
     except ValueError as error:

@@ -38,9 +38,9 @@ _FREE_BYTES = 2**25  # TensorFlow fails where it cannot write a loop
 def keep_compiled_loops() -> None:
     """Makes TensorFlow, which is imported and has computed nothing, keep compiled loops on disk until the process ends.
 
-    ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is kept. Nor is it
-    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private. InputError: an
-    address.
+    ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is cached. The cache
+    is also off if the user sets XLA flags, or if the folder is missing, full, read-only or not private. Raises
+    InputError where ``CTR_CACHE`` is an address.
     """
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return

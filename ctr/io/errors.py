@@ -19,14 +19,14 @@ _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 LONGEST_LINE = 300  # characters of an error on one line; a longer one becomes a line and a hint
-_JOINED = 160  # characters of texts in an error that are shown with semicolons between, but for the first
+_JOINED = 160  # maximum number of characters of texts that an error joins with semicolons, except the first
 
 
 class InputError(Exception):
     """Bad input: a message of one line that says what is wrong, where, and what is allowed.
 
     The command line prints the message after ``error:`` and exits with ``status``, without a traceback. The hint says
-    what to do; it has a line of its own where both together are long.
+    what to do; it is on a separate line where both together are long.
     """
 
     status = INPUT
@@ -147,7 +147,7 @@ def one_line(error: BaseException) -> str:
 
 
 def error_lines(error: BaseException) -> list[str]:
-    """Formats an error in a line, or a line and a hint: its own, or what stands behind the last semicolon that fits."""
+    """Formats an error as a line; if too long, as a line and a hint: the error's, or the text after a semicolon."""
     text = one_line(error)
     hint = printable(" ".join(getattr(error, "hint", "").split()))
     if len(text) <= LONGEST_LINE:
@@ -179,7 +179,7 @@ def printable(text: str) -> str:
     )
 
 
-_LISTED, _MOST_LISTED = 160, 20  # characters and words of a list of known words at most
+_LISTED, _MOST_LISTED = 160, 20  # maximum numbers of characters and words in a list of allowed words
 
 
 def near_words(word: str, words: Sequence[str]) -> list[str]:

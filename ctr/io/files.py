@@ -66,8 +66,8 @@ _KINDS = {
 def irregular(path: Path) -> str:
     """Describes what ``path`` names if it exists and is no regular file; empty otherwise.
 
-    A symbolic link is one whatever it points to: the name would become a file of its own, and its target,
-    such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
+    A symbolic link counts as irregular whatever its target: writing would replace the link by a new file, and its
+    target, such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
     """
     try:
         mode = path.lstat().st_mode
@@ -122,7 +122,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder's own entries, so that a rename in it survives a power cut."""
+    """Flushes the entries of a folder to disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
@@ -168,7 +168,7 @@ def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
         # A file system without locks keeps files that a killed process left.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        # Another process may have found the file before it was locked, and removed it.
+        # Another process may have removed the file before it was locked.
         if temporary.exists():
             return temporary, file
         file.close()
@@ -371,7 +371,7 @@ def is_partial(name: str) -> bool:
 
 def delete_version(path: Path) -> None:
     """Deletes a version, or a checkpoint, in a folder that this process holds."""
-    # Renamed first, so that nobody finds half of it under its own name.
+    # Renamed first, so that no reader sees a partly deleted version.
     shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
 
 

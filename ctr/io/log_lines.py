@@ -84,7 +84,7 @@ def message_of(line: str) -> str:
 
 
 class _Others(logging.Handler):
-    """Writes warnings of packages that set up no logging of their own."""
+    """Writes warnings of packages that configure no logging handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage(), record.getMessage(), record.levelno, record.name)

@@ -21,8 +21,8 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
-    """Raised after work has stopped on request and kept its results; ``status`` is the process's in a shell."""
+class Interrupted(Exception):  # noqa: N818  (not an error: results are saved)
+    """Raised after work has stopped on request and saved its results; ``status`` is the process's exit status."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)

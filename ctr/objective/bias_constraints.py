@@ -3,15 +3,15 @@
     min_W max_lambda   sum_i L(y_i, p_i) + sum_k sum_{i in S_k} lambda_k (y_i - p_i) - alpha3 / 2 lambda_k^2
 
 The weights descend along the first two sums (``constraint_term``), lambda held fixed; each lambda_k climbs by
-``dual_step``, whose mean over the slice in place of the sum makes it independent of the batch's size. Both rest where
+``dual_step``, which uses the mean over the slice, so that it is independent of the batch's size. Both rest where
 the weighted mean of y - p over S_k is alpha3 lambda_k. Serving knows no lambda.
 
-A family of slices is the product of its axes: features, found with NumPy while reading (``feature_slices``), and the
-bucket of the estimated CTR, found in the graph (``slice_index``). Slices are numbered
+A family of slices is the product of its axes: features, computed with NumPy while reading (``feature_slices``), and the
+bucket of the estimated CTR, computed in the graph (``slice_index``). Slices are numbered
 
     k = ((axis_1 * size_2 + axis_2) * ... ) * buckets + bucket
 
-features in alphabetical order, values in the order given, -1 for no slice.
+features in alphabetical order, values in the order of the configuration, -1 for no slice.
 """
 
 import math
@@ -61,7 +61,7 @@ class Family:
 def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
     """Resolves the configured families for logs of this schema.
 
-    Raises InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
+    Raises InputError: a feature is unknown or multivalent, a value has no distinct id, or a family has more than
     ``MOST_SLICES`` slices.
     """
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))

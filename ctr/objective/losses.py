@@ -11,7 +11,7 @@ other rows.
 Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
 embeddings descend along the sum without L_rank (``without_ranking``).
 
-In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
+In an ensemble each L is the mean of the components' losses, while the constraints are about the prediction, whose
 probability is the components' mean. Anti-distillation adds what its components have in common. Losses are exact for
 logits of any size: sums of positive terms, no differences.
 """
@@ -64,8 +64,8 @@ def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
     student = tf.where(has_teacher, logit, tf.zeros_like(logit))
-    # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
-    # in place of the sum, large logits would leave nothing but rounding.
+    # With 1 - sigmoid(t) instead of sigmoid(-t), or max(s, 0) - s sigmoid(t)
+    # instead of the sum, large logits would leave nothing but rounding.
     clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
     other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
     return tf.where(has_teacher, clicked + other, tf.zeros_like(student))
@@ -113,7 +113,7 @@ def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
+    """Returns the divisor of the sums over a batch: the sum of the train weights of the rows that have a loss.
 
     A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
     there it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
@@ -215,7 +215,7 @@ def label_losses(batch: BatchObjective, logits: Mapping[str, tf.Tensor]) -> list
 
 
 class LogitCurvature(NamedTuple):
-    """The second derivatives of ``normalizer`` times the loss by the logits of a batch, each by its own.
+    """Second derivatives of ``normalizer`` times the loss with respect to each logit of a batch (the diagonal).
 
     Attributes:
         clicked: float32 [B], of the logistic loss.

@@ -9,7 +9,7 @@ uniform in 0..n-1 from a hash of the query_id. With weights n / K the sample's s
 mean, and each clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the
 order of rows, a sampled query's rows are first put in the order of a hash of their example_id; and so that it meets
 none in the rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N
-pairs turned around by a hash of its own.
+pairs rotated by a hash of its example_id.
 
 All hashes are of ids, so that a query has the same pairs in every run and beside every other query.
 """

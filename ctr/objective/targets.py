@@ -90,7 +90,7 @@ def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
 
 
 def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Returns train weights, float32 [N], 0 for rows whose own losses do not count."""
+    """Returns train weights, float32 [N], 0 for rows of constraint logs with ``own_loss: false``."""
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
@@ -148,7 +148,7 @@ def target_columns(name: str) -> tuple[str, str]:
 
 
 def label_outcomes(label: LabelConfig, name: str, rows: Rows) -> np.ndarray:
-    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN where it is not known, or not asked for."""
+    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN if unknown or excluded by ``given``."""
     outcomes = rows.joined[label_column(name)]
     return outcomes if label.given == "all" else np.where(rows.label > 0, outcomes, np.float32(np.nan))
 

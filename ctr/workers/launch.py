@@ -1,6 +1,6 @@
 """Starts the workers of a run on this machine, monitors them, and restarts them when one is lost.
 
-The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). The exit status
+The workers are processes of one command, each with a separate seat (``ctr.workers.seats``). The exit status
 of one decides for all: 0: it is done. 1: bad input, which a restart would meet again, is final. 75: it has lost
 another worker, or met a fault that may pass. Any other status, or a signal: it died.
 
@@ -184,7 +184,7 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
 
 
 def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _Heard, stop: Stop) -> bool:
-    """Waits until all have ended, or the failed ones are known; returns whether they were to stop."""
+    """Waits until all workers have ended, or the failed ones are identified; returns whether a stop was requested."""
     is_stopped, begun = False, None
     late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
@@ -215,7 +215,7 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
     """Returns the failed worker and why, or None once worker 0, which always exits last, has succeeded.
 
-    A worker that ended only because it lost another one is named only if nothing else is known.
+    A worker that ended only because it lost another one is returned only if no other failure explains the end.
     """
     if workers[0].process.returncode == 0:
         return None

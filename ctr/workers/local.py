@@ -39,7 +39,7 @@ _LOSS = -1
 _SWITCH_SECONDS = 0.0005
 
 _JOIN_SECONDS = 3600.0
-"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
+"""Wait for the first worker, which a scheduler may start later; TensorFlow's default for the others."""
 
 _HEARTBEAT_SECONDS = 20.0
 """Without a sign of life for this long, a worker's process is lost: its machine, the network, or it is stopped."""
@@ -197,7 +197,7 @@ class LocalWorkers(Workers):
         try:
             yield
         except (LostError, tf.errors.OpError):
-            # TensorFlow replaces an error in a step by one of its own.
+            # TensorFlow replaces an error in a step by another one.
             if self._board.lost is None:
                 raise
             raise WorkerLostError(self._loss(self._board.lost, "which died or hangs")) from None
@@ -271,7 +271,7 @@ def _start_server(cluster: Cluster) -> None:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    # Before the strategy is made, which would set it otherwise.
+    # Before the strategy is created, which would otherwise configure it.
     job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
     context.context().configure_coordination_service(
         service_type="standalone",

@@ -20,7 +20,7 @@ AREAS = 2  # areas of memory of each worker, which take turns
 
 @dataclass(frozen=True)
 class Seat:
-    """Seat of one worker: descriptors of its sockets, by the others' ranks (-1 for its own), and of all areas."""
+    """Seat of one worker: descriptors of its sockets, by rank of the peer (-1 for itself), and of all areas."""
 
     rank: int
     sockets: tuple[int, ...]

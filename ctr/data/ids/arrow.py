@@ -29,7 +29,7 @@ def is_text(kind: pa.DataType) -> bool:
 def spell_array(strings: pa.Array) -> pa.Array:
     """Spells Arrow strings as a category does; null stays null."""
     content = strings.buffers()[2]
-    # A quick test excludes most columns. One byte is found many times faster than two.
+    # A quick test excludes most columns. A search for one byte is many times faster than for two.
     if content is None or b"." not in (data := content.to_pybytes()) or b".0" not in data:
         return strings
     return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)

@@ -5,7 +5,7 @@ where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
 (``ctr.data.value_arrays``); so do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
-missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
+missing part counts as a distinct value, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
 part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
 x ^= x >> 32``. Categories spell numbers in one way (``ctr.data.spelling``).
 """
@@ -49,7 +49,7 @@ class Operations(Protocol):
     def fingerprint(self, strings: Vector) -> Vector: ...  # unsigned, 64 bits
     def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector: ...  # 1 + print mod count
     def grown(self, prints: Vector) -> Vector: ...  # the 64 bits read as signed; 1 for 0
-    # The place of each, or the number after the last place.
+    # The value of each in ``places``, or ``len(places) + 1`` where it has none.
     def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector: ...
     # 1 + how many edges are at or below.
     def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...

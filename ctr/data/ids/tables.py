@@ -166,7 +166,7 @@ def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
     """Computes the ids of all features of a table's N rows, equal to the result of ``transform_tensors``.
 
-    Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
+    Categories and text read strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
     dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type, and vectors of
     lists of such. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
     order (C-contiguous), and for each multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a
@@ -213,7 +213,7 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, value_names: Sequence[str] = ()) -> pa.Table:
     """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
 
-    Raw values of the features ``value_names`` follow in columns of their own (``ctr.data.kept_values.value_columns``).
+    Raw values of the features ``value_names`` follow in separate columns (``ctr.data.kept_values.value_columns``).
     Raises InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
     ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
     """
