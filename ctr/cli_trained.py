@@ -189,7 +189,7 @@ def evaluate(
     prediction: Annotated[Text, "COLUMN", "with --label: the probabilities"] = None,
     logit: Annotated[Text, "COLUMN", "with --label: the logits, instead of the probabilities"] = None,
     query: Annotated[
-        Text, "COLUMN", "with --label: the queries, of any type (none: each row is its own)"
+        Text, "COLUMN", "with --label: the queries, of any type (none: each row is a query)"
     ] = None,
     weight: Annotated[Text, "COLUMN", "with --label: the weights (none: each row counts once)"] = None,
     slice_: Annotated[

@@ -160,8 +160,8 @@ class SliceCalibration:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """State as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
-        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place *
+        ``id``: int64 [S], ascending. ``key``: int64 [C], index into ``id`` * 256 + bucket. ``sums``: float64
+        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], index *
         256 + bin of the logit. ``bin_sums``: float64 [2, D], weight of non-clicks and of clicks.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
@@ -317,8 +317,8 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
 class KeyedSums:
     """A growing table: key -> `width` sums of float64.
 
-    Each key has its sums in exactly one place, so they depend on the values added and their order alone.
-    Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the large
+    Each key has exactly one entry, so its sums depend on the values added and their order alone. The entries
+    are in sorted arrays: a large one, and a small one of recently added keys, which is merged into the large
     one when it has grown to an eighth of it; inserting straight into the large one would copy it with every
     batch.
     """

@@ -2,7 +2,7 @@
 
 The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms.
 Of few clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the
-predicted clicks P are taken as given and the actual ones as a Poisson count n, whose mean has the exact
+predicted clicks P are taken as fixed and the actual ones as a Poisson count n, whose mean has the exact
 limits of Garwood (Biometrika 28, 1936):
 
    interval = [P / upper(n), P / lower(n)]

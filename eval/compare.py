@@ -20,8 +20,8 @@ _ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summe
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
     """Metrics of two runs over the same examples and their paired difference, b - a.
 
-    The interval pairs the runs query bucket by query bucket, so it is far narrower than the runs' own
-    intervals: most of their spread comes from the queries. Rows auc, per_query_auc, logloss,
+    The interval pairs the runs query bucket by query bucket, so it is far narrower than the interval of
+    each run: most of the spread comes from the queries. Rows auc, per_query_auc, logloss,
     normalized_entropy, calibration_bias, calibration_ratio (index ``metric``); columns a, b, difference,
     relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the difference), significant (the
     interval excludes 0), no_interval (why there is none, else empty), verdict (of calibration_ratio: whose

@@ -163,7 +163,7 @@ def paired_cells(
 def nothing_learned(summary: Mapping[str, Any]) -> str:
     """Warns in a line if predictions are no better than the base rate; else empty.
 
-    The base rate of the same rows, known in advance, has normalized entropy 1. ``summary`` has
+    A constant prediction, the base rate of the same rows, has normalized entropy 1. ``summary`` has
     ``normalized_entropy`` and ``normalized_entropy_ci95``.
     """
     value = summary.get("normalized_entropy")

@@ -144,7 +144,7 @@ def student_t_quantile(degrees: int) -> float:
     """Half-width t for which a Student variable lies within -t..t with probability 0.95.
 
     For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
-    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, which is found by bisection.
+    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, so bisection solves for it.
     """
     if degrees < 1:
         raise ValueError(f"degrees must be at least 1, got {degrees}")

@@ -38,7 +38,7 @@ class PredictionDifference(SumState):
     examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N].
+        """Adds examples, each of them once: probabilities p1 [N] and p2 [N], and int64 query ids [N].
 
         A query may be spread over several calls.
         """

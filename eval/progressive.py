@@ -40,8 +40,8 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Mergeable state of all metrics of progressive validation (FF section 2.1).
 
-    Each example is given once, with the prediction made before it was trained on. A window of a run has a
-    state of its own, which is merged into the run's, then cleared and reused: allocating its 7 MB anew
+    Each example is added once, with the prediction from before training on it. A window of a run has a
+    separate state, which is merged into the run's, then cleared and reused: allocating its 7 MB anew
     would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
     else. ``slices`` names the features whose ids are slices for calibration.
 
@@ -75,7 +75,7 @@ class ProgressiveMetrics:
     ) -> None:
         """Adds a batch of whole queries; columns as `ctr.eval.rows.scored_rows` takes them.
 
-        ``slices`` are int64 [N] for each name given to the constructor. Raises ValueError where a column is
+        ``slices`` are int64 [N] for each name passed to the constructor. Raises ValueError where a column is
         not as described, or lengths or slice names differ.
         """
         rows = scored_rows(label, logit, weight, query_id)

@@ -201,7 +201,7 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
 def distinct_names(folders: Sequence[Path]) -> list[str]:
     """Short name for each folder: its last part, or as many of its last parts as tell the folders apart.
 
-    Raises InputError where a folder is given twice.
+    Raises InputError where a folder is listed twice.
     """
     parts = [folder.resolve().parts for folder in folders]
     for index, path_parts in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
+"""Sums of a pass over time in a bounded number of windows, in a form that two runs can pair."""
 
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS, Arrays
 
-MAX_WINDOWS = 512  # windows that are kept; beyond them, neighbors are merged two by two
+MAX_WINDOWS = 512  # maximum number of entries; beyond it, neighbors are merged two by two
 GROUPS = 32  # groups of query buckets, over which the intervals of a window run
 
 SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")

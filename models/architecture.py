@@ -11,7 +11,7 @@ Array = Any
 
 
 class Network(Protocol):
-    """A network in place of crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
+    """A network that replaces crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
 
     @property
     def units(self) -> int: ...
@@ -74,8 +74,8 @@ class Architecture:
         linear: whether the linear weights are added to the logit.
         sources: sources of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
-        network: a network in place of the layers; ``deep_units`` then has one entry, the width of its output.
-        labels: names of further labels, each with its own output on the same last layer.
+        network: a network that replaces the layers; ``deep_units`` then has one entry, the width of its output.
+        labels: names of further labels, each with a separate output on the same last layer.
     """
 
     cross_layers: int

@@ -24,7 +24,7 @@ from ctr.models.dcn import Weights, stacked, tower_outputs
 
 
 class TowerInput(NamedTuple):
-    """The input of a tower for B rows: c = 1, or the number of components where each has embeddings of its own.
+    """The input of a tower for B rows: c = 1, or the number of components where each has separate embeddings.
 
     Attributes:
         e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
@@ -76,7 +76,7 @@ def forward(
     (u,) = tower_outputs(a, components, "ui", inputs["ui"].e0, alpha2, compiled)
     both = _with_linear(a, q, inputs["quality"], True), _with_linear(a, u, inputs["ui"], False)
     logits = _transfers(a, components, tf.reduce_sum(both[0] * both[1], axis=2))
-    # The ranking has its own Q for the same U.
+    # The ranking has a separate Q for the same U.
     return Scores(logits, tf.reduce_sum(ranked[0] * u, axis=2) if ranked else logits)
 
 

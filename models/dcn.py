@@ -89,7 +89,7 @@ def hidden_layers(
 
 
 def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-    """Computes the outputs of a network in place of the layers, [n, B, units], of the dtype of ``e0``."""
+    """Computes the outputs of the network that replaces the layers, [n, B, units], of the dtype of ``e0``."""
     inputs, outputs = tf.unstack(e0), []
     for number, component in enumerate(components):
         weights = {

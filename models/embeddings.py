@@ -140,7 +140,7 @@ def look_up(
         parts = tf.split(rows, widths, axis=1)
         entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
         lists = layout.multivalent
-        # Attention takes the place of the means of embeddings, and of their gradient's sums; not of linear weights.
+        # Attention replaces the means of embeddings and the sums of their gradient; linear weights keep the mean.
         singles = replace(layout, features=layout.single)
         attends = bool(lists and singles.features) and all(feature.pooled for feature in lists)
         expanded = []
@@ -185,7 +185,7 @@ def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _expand_with_gradient(
     layout: TableLayout, part: tf.Tensor, plan: Plan, entries: Plan, dtype: str
 ) -> tf.Tensor:
-    """Computes ``_expand`` with a gradient that is a product with a sparse matrix, made of the plan's ``entries``."""
+    """Computes ``_expand`` with a gradient that is a product with a sparse matrix, the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
     if not columns:
         # Features of width 0 have linear weights alone; nothing could be reshaped to rows of no columns.

@@ -16,7 +16,7 @@ from ctr.models.architecture import LABELS, NETWORK, Architecture, Tower, label_
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
 """From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
 
-# The standard deviation of the standard normal distribution truncated at two of its own.
+# The standard deviation of the standard normal distribution truncated at -2 and 2.
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
 # Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.

@@ -4,7 +4,7 @@ Of each number x the network gets two inputs, and of a vector of d numbers d + 1
 
     z = clip((x - mean) / deviation, -10, 10),    0 where it is missing
 
-with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Statistics are float64 [3, K] for the K
+with sign(x) log(1 + |x|) instead of x where the feature asks for it. Statistics are float64 [3, K] for the K
 numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
 those of the rows before by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
 their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,

@@ -1,7 +1,7 @@
 """Query effects: offsets shared by the rows of a query beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
-of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. Given the
+of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. For fixed
 weights, one Newton step from 0 gives its most probable value::
 
     u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))

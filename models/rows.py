@@ -5,7 +5,7 @@ embedding and, as its last column, the feature's linear weight::
 
     table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
 
-Where the components of an ensemble have embeddings of their own, a row holds those of all components.
+Where the components of an ensemble have separate embeddings, a row holds the embeddings of all components.
 
 Where the ids of features grow, these have a few fixed rows each, for a missing value and for ids without a slot. Behind
 the fixed rows of all features come the slots, which an id has for the time being: a map that the trainer keeps says
@@ -70,7 +70,7 @@ class Numbers:
         size: how many numbers a row has.
         single: the column in the id matrix where their bits are, None of a vector.
         first: the feature's first column among the columns of all such features.
-        log: whether sign(x) log(1 + |x|) takes their place.
+        log: whether sign(x) log(1 + |x|) replaces them.
         normalize: whether they are normalized.
     """
 
@@ -97,7 +97,7 @@ class FeatureRows:
             without a slot share.
         single: the feature's column in the id matrix, None if multivalent.
         growing: whether its ids grow.
-        of: where it is not itself a feature of the log: the one whose ids it has, or the two of whose ids its are made.
+        of: if it is no feature of the log: the feature whose ids it has, or the two features whose ids it combines.
         pooled: pooling of the feature's values; None: their mean.
     """
 
@@ -125,7 +125,7 @@ class FeatureRows:
 class TableLayout:
     """One table: its features in order, single-valued before multivalent, and each one's first row.
 
-    ``copies`` is the number of components with embeddings of their own, 1 if they share them. ``numbers`` are features
+    ``copies`` is the number of components with separate embeddings, 1 if they share them. ``numbers`` are features
     without rows, in the input of this tower; the first table of a tower lists them.
     """
 
@@ -211,7 +211,7 @@ def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
 
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
-    """Lists the features of a log that a model has; pairs are made of these."""
+    """Lists the log's features that a model has, without pairs."""
     names = [feature.name for layout in layouts for feature in layout.features if not feature.of]
     return names + [numbers.name for numbers in all_numbers(layouts)]
 
@@ -228,7 +228,7 @@ def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
 
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds for each feature without rows a layout of its own, as for products."""
+    """Adds for each feature without rows a separate layout, as for products."""
     return (*layouts, *(_without_rows(n.name, n.tower, n.width) for n in all_numbers(layouts)))
 
 

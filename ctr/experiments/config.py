@@ -44,7 +44,7 @@ BASELINE = "baseline"  # name of the arm that every other one is compared with
 
 
 class TeacherConfig(StrictModel):
-    """The baseline with changes, trained once; its progressive predictions are kept for arms and samplings.
+    """The baseline with changes, trained once; arms and samplings read its recorded progressive predictions.
 
     Attributes:
         set: values by dotted keys of the training configuration.
@@ -63,7 +63,7 @@ class BaselineConfig(StrictModel):
         note: a remark for the report.
         set: values by dotted keys of the training configuration.
         teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
-        sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
+        sampling: the sampling of the rows that it is trained on (FF 3.3), one of ``samplings``. Null: none.
         score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
     """
 
@@ -76,7 +76,7 @@ class BaselineConfig(StrictModel):
 
 
 class ArmConfig(BaselineConfig):
-    """The baseline's ``set`` with one change or several; its teacher and its sampling are its own.
+    """The baseline's ``set`` with one change or several; it does not inherit the baseline's teacher and sampling.
 
     Attributes:
         title: its name in tables and plots; empty: its key.
@@ -126,7 +126,7 @@ class ExperimentConfig(StrictModel):
         arms: arms by name.
         sweep: some of the arms at several sizes.
         slices: slices that the tables show, each by a short name.
-        scored: the query times whose predictions count in the tables. With a start, arms whose own ``time_range``
+        scored: the query times whose predictions count in the tables. With a start, arms whose ``time_range``
             begins later or earlier than others' are compared on the same examples (FF 3.3).
     """
 

@@ -1,4 +1,4 @@
-"""Commands side by side, each in a process of its own: its memory is given back, and a crash ends it alone.
+"""Commands side by side, each in a separate process: its end frees its memory, and a crash affects no other.
 
 With another Beam runner each command is an element of a pipeline, and its outcome a file beside the experiment, as
 workers elsewhere share nothing else with the process that started them.

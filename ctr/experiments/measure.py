@@ -1,4 +1,4 @@
-"""Measures models in a process of its own: operations for an example, and times of steps by turns (FF 3).
+"""Measures models in a separate process: operations per example, and step times of alternating models (FF 3).
 
     python -m ctr.experiments.measure WANTED RESULT
 

@@ -89,7 +89,7 @@ def make_plan(
 class _Planner:
     """Makes the calls of arms, each configuration checked as training would check it.
 
-    Teachers and samplings are made as an arm needs them; equal teachers share a call.
+    Teachers and samplings are added when an arm needs them; equal teachers share a call.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class _Planner:
         return self.calls.teachers.setdefault(sidecar, Call(f"teacher-{name}", config, sidecar=sidecar))
 
     def _sampling(self, name: str) -> Call:
-        """Returns a sampling, with its teacher's sidecar in place of the teacher's name."""
+        """Returns the call of a sampling, with the teacher's name replaced by its sidecar."""
         config, needs = self._experiment.samplings[name], []
         key, rule = config.by_teacher or ("", None)
         if rule is not None and rule.log is None and rule.teacher in self._experiment.teachers:

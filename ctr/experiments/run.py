@@ -51,8 +51,8 @@ def run_experiment(
 ) -> dict[str, Outcome]:
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
-    ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; the
-    others were made. Raises InputError before anything is run: a wrong experiment or log, or another process
+    ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; all
+    others succeeded. Raises InputError before anything is run: a wrong experiment or log, or another process
     is at work in ``out``.
     """
     config, content = read_experiment(experiment, settings)
@@ -79,7 +79,7 @@ class _Runner:
 
     def __init__(self, folders: Folders, options: Options) -> None:
         self._folders, self._options = folders, options
-        # Workers elsewhere have processors of their own.
+        # Workers on other machines use the processors there.
         cores = len(os.sched_getaffinity(0))
         self._workers = options.workers or cores
         here = options.workers is not None or not options.beam_options
@@ -108,7 +108,7 @@ class _Runner:
     def _is_finished(self, call: Call) -> bool:
         if call.what_lacks(self._folders):
             return False
-        # It may have failed here before, or before another experiment made it.
+        # An earlier attempt may have failed, before a retry or another experiment succeeded.
         (self._folders.out / call.failure).unlink(missing_ok=True)
         call.remove_checkpoints(self._folders)
         return True

@@ -154,7 +154,7 @@ def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) ->
     without = [name for name in base.without if name in shape.without]
     values = {
         "model.deep.units": [shape.deep_units[layer] for layer in present],
-        # Without any bottleneck both spellings mean the same model: the base's is kept.
+        # Without any bottleneck both spellings mean the same model: the base's spelling stays.
         "model.deep.ranks": ranks if any(ranks) or base.deep.ranks else [],
         "model.crosses.layers": shape.crosses,
         "model.crosses.rank": shape.cross_rank,

@@ -1,4 +1,4 @@
-"""Configuration of a search: what may differ, at which cost, and how the best is found (FF 3.2).
+"""Configuration of a search: its space, the target cost, and the controller that learns the best (FF 3.2).
 
 The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
 random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS

@@ -6,7 +6,7 @@ logits of decision d
     grad log P(y) = onehot(y_d) - p_d
 
 Under a limit (TabNAS, arXiv 2204.07615, section 3.3) candidates are drawn from P given the set V of those that keep to
-it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V take the place of the probabilities:
+it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V replace the probabilities:
 
     grad log(P(y) / P(V)) = onehot(y_d) - q_d,    q_d = E[onehot(z_d) | z in V]
 
@@ -218,7 +218,7 @@ class Policy:
         return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
-        """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.
+        """Returns ``expected`` of ``ctr.search.controller.policy_gradient``.
 
         The probabilities; under rejection the marginals given the target, exact where the space is listed,
         else estimated. None: no candidate of the estimate keeps to the target.
@@ -234,7 +234,7 @@ class Policy:
         return marginals_of(allowed, np.ones(len(allowed)), self.sizes) if len(allowed) else None
 
     def most_likely(self, logits: Logits) -> Choice:
-        """Most likely candidate that may be drawn; raises InputError where none is found."""
+        """Returns the most likely candidate that keeps to the target. Raises InputError if the search finds none."""
         logs = [np.log(np.maximum(shares, np.finfo(np.float64).tiny)) for shares in probabilities(logits)]
         orders = [np.argsort(-values, kind="stable") for values in logs]
 

@@ -13,7 +13,7 @@ so that masked weights have a gradient of zero, whatever the activation, and nei
 move. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
 
 A layer i that is absent is passed over: the next present one reads h_s of the last present layer before it. Units of
-different layers mean different things, so that a layer has a matrix of its own for each layer that it may read, of
+different layers mean different things, so that a layer has a separate matrix for each layer that it may read, of
 which a mask selects one.
 """
 

@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """Memory of a search beside the weights, kept in checkpoints as one float64 array."""
+    """State of a search beside the weights, stored in checkpoints as one float64 array."""
 
     controller: Controller
     batches: int = 0
@@ -232,7 +232,7 @@ class SharedStep(CompiledStep):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Computes the mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
+    """Computes a batch's mean logistic loss by metric weight, or NaN; ``logit`` [N] begins with the batch's rows."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))

@@ -1,4 +1,4 @@
-"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's own pass.
+"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's pass.
 
 In a single pass over a log each batch is new, so that it evaluates candidates without held-out data
 (``ctr.search.shared_weights``). The run's checkpoints have the controller's state, so that a killed search resumes,
@@ -38,7 +38,7 @@ class SupernetResult:
     """Result of a search by weight sharing: the most likely candidate that may be drawn, and its cost.
 
     ``passes`` is the cost in passes of the baseline over the same rows, by counted operations: the steps of
-    the largest network, and the predictions of candidates, which cost as much as its own.
+    the largest network, and the predictions of candidates, which cost as much as the largest network's.
     """
 
     choice: Choice

@@ -68,7 +68,7 @@ def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts
             "".join(values).encode()
             return list(values)
         except UnicodeEncodeError:
-            # Which of them it is, is found below.
+            # The loop below names the row of the invalid value.
             pass
     texts: Texts = []
     for row, value in enumerate(values):

@@ -64,7 +64,7 @@ class RecommendersModel(tfrs.Model):
     alpha2 of the crosses is a factor of their last matrices and biases, ``x_0 * (x U (alpha2 V) + alpha2 b) + x``.
     Everything is float32; a run that computes in bfloat16 rounds its products, and its logits differ by that.
 
-    Ids without a row of their own use the rows that they share; no id gets a row of its own here.
+    Ids without an individual row use shared rows; no id gets an individual row here.
 
     Args:
         snapshot: the weights of a run.

@@ -1,16 +1,16 @@
 """Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
-    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other
-    columns, or of the time of the row, ``time_us``.
+    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. The graph computes derived columns from
+    other columns or from the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
     of a factorized network that is the only expert: ``Q`` and ``U``, [N, components, K], and of these ``p`` and
-    ``logit``. A tower takes the columns that its own features need. One row of Q goes with any number of rows of U, and
+    ``logit``. A tower takes the columns that its features need. One row of Q goes with any number of rows of U, and
     the other way round.
 ``predict_ids(ids)``
     ids as a log holds them -> the same; so that logs are scored, which have no raw columns.
 
-Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
+Where ids grow, an id is searched among the sorted keys of the ids with individual rows; others use shared rows,
 as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
 """
 
@@ -82,10 +82,10 @@ class Signature:
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
-    """Finds names under which columns can be inputs of a function: name -> column, in their order.
+    """Assigns columns to names that inputs of a function may have: name -> column, in the order of ``sources``.
 
-    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
-    other column takes such a name away. Where nothing is left it is ``column_`` and its number, from 1 on.
+    A name is the column's if TensorFlow allows it: ASCII letters, digits and _, a letter first. Other columns get a
+    different name; if no allowed character is left, it is ``column_`` and the column's number, from 1 on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, number) for number, source in enumerate(columns, 1)}
@@ -292,7 +292,7 @@ def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: Sequence[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the rows of growing ids, int64 [N, G] -> int32: the id's own row, else a shared row of its feature."""
+    """Returns the rows of growing ids, int64 [N, G] -> int32: the individual row, else a shared row of the feature."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])

@@ -1,7 +1,7 @@
 """A day of the simulated system: the auction of the ads that a query shows, and the clicks on them.
 
-A policy predicts clicks, for the auction; the true probabilities are known. Interests of users move: the themes that a
-user is interested in at a time, and what they add to the logit, are here too.
+The auction uses a policy's predictions; clicks follow the true probabilities. Interests of users move: the themes that
+a user is interested in at a time, and their effect on the logit, are here too.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Placed:
 
 
 def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
-    """Computes the share of users that examine each place, [N], by position, device, rendering and format."""
+    """Computes the share of users that examine each ad, [N], by position, device, rendering and format."""
     device = queries.device[placed.query]
     exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
     rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
@@ -127,21 +127,21 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 
 @dataclass(frozen=True)
 class Impressions(Placed):
-    """N ads that are shown, in the order of queries and positions."""
+    """N displayed ads, in the order of queries and positions."""
 
     mind: np.ndarray  # uniform; an examined ad is clicked where its quality is above it
-    predicted: np.ndarray  # by the policy, at the place where the ad is shown
+    predicted: np.ndarray  # by the policy, at the ad's position
     price: np.ndarray  # of a click; 0 in randomized queries
 
 
 def run_auction(
     config: WorldConfig, policy: Policy, queries: Queries, ads: Ads, candidates: Candidates
 ) -> Impressions:
-    """Ranks by bid times the prediction for the first place, prices by the second price.
+    """Ranks by bid times the prediction for the first position, prices by the second price.
 
-    From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
-    reserve; the first that is not ends the page. A click costs the lowest bid that would have kept the rank and reached
-    the reserve at the place. Randomized queries show a random number of ads in random order.
+    From the first position downwards an ad is shown if its bid times the prediction for that position is at least the
+    reserve; the first that is not ends the page. A click costs the lowest bid that preserves the rank and reaches the
+    reserve at that position. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]
@@ -165,7 +165,7 @@ def run_auction(
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
-    # Without a reserve, worthless ads are shown too, at price 0.
+    # Without a reserve, worthless ads appear too, at price 0.
     price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
     placed = _placed(ads, ranked, (query, slot), position)
     return Impressions(
@@ -267,7 +267,7 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
         logit = true_logit(config, world, day.now, queries, day.ads, impressions)
         quality = logistic(logit).astype(np.float32)
         seen = visibility(world, queries, impressions).astype(np.float32)
-        # Whoever examines a place examines all that are more visible.
+        # A user who examines a position examines all that are more visible.
         examined = queries.reads[impressions.query] < seen
         yield Served(queries, impressions, quality, seen, examined, examined & (impressions.mind < quality))
 

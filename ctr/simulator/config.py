@@ -43,7 +43,7 @@ class WorldConfig(StrictModel):
         queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
             and is held in memory.
         candidates: ads that are retrieved for a query and compete for its slots.
-        slots: positions on a page. Only ads that are worth it are shown, so some pages show none.
+        slots: positions on a page. Only ads that reach the reserve are shown, so some pages show none.
         reserve: minimum expected value (bid times predicted click probability) of an ad that is shown.
         randomized_share: the share of the queries whose ads, order and number are drawn at random.
         randomized_in_log: whether the log contains the randomized queries; if not, only the separate log of
@@ -58,7 +58,7 @@ class WorldConfig(StrictModel):
         words: the number of words that queries and ads use.
         topics: the number of hidden topics of queries, words and ads.
         buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some share
-            one; if not, each has its own, as in logs of other sources without ``buckets``.
+            one; if not, each value has a distinct id, as in logs of other sources without ``buckets``.
         interests: interests of users that move. Null: none.
     """
 
@@ -85,7 +85,7 @@ class WorldConfig(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.words < self.topics:
-            raise ValueError(f"each of the {self.topics} topics requires a word of its own")
+            raise ValueError(f"each of the {self.topics} topics requires a separate word")
         if self.slots > self.candidates:
             raise ValueError(
                 f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"

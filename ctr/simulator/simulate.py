@@ -38,7 +38,7 @@ TRUTH = "truth"
 """
 
 AUCTION = "auction"
-"""The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the ``price``
+"""The sidecar of each example's auction: the ``predicted`` click probability, the ``bid``, the ``price``
 of a click (float32), and whether its query was ``randomized`` (bool).
 """
 

@@ -32,7 +32,7 @@ _DEVICE_SHARES = (0.6, 0.3, 0.1)
 _FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
 _WEEKEND_TRAFFIC = 0.75
 _ON_TOPIC = 0.6
-# For each place of a page, how often an ad is shown there in its richest format, and else as text.
+# For each position of a page, the share of ads in their richest format; the others are text.
 _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
@@ -216,7 +216,7 @@ class Queries:
     words: np.ndarray  # [Q, MAX_WORDS], ``NO_WORD`` after the last one
     rendering: np.ndarray  # [Q], how the page is drawn; an experiment, independent of everything else
     intent: np.ndarray  # [Q], a part of the logit that the log does not show
-    reads: np.ndarray  # [Q], in [0, 1): the user examines a place whose visibility is above it
+    reads: np.ndarray  # [Q], in [0, 1): the user examines an ad whose visibility is above it
     randomized: np.ndarray
     day: int
     weekday: int  # 0 is Monday
@@ -285,7 +285,7 @@ class Candidates:
 
     ad: np.ndarray  # indices in ``Ads``
     present: np.ndarray  # false where an ad was drawn twice
-    richness: np.ndarray  # decides in which format an ad is shown
+    richness: np.ndarray  # decides an ad's format
     mind: np.ndarray  # decides whether an examined ad is clicked
     shuffle: np.ndarray  # the order in which randomized queries show their ads
     depth: np.ndarray  # [Q], how many ads they show

@@ -162,7 +162,7 @@ def _results(runs: Sequence[ReportedRun], compared: Comparisons) -> Section:
         ]
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
-    # Further labels are measured over the rows of which they are known.
+    # The metrics of a further label cover only the rows that have the label.
     for run in runs:
         for name, label in run.facts.labels.items():
             numbers = [

@@ -1,6 +1,6 @@
 """Figures of a page as SVG. The same numbers give the same bytes.
 
-Colors become variables of the page's style, so that it may be dark. Runs have a color and a marker by their place.
+Colors become variables of the page's style, so that it may be dark. A run's index selects its color and marker.
 """
 
 import io
@@ -83,7 +83,7 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of a plane with its name, and with ends of intervals where they are known."""
+    """A point of a scatter plot with its name, and with the ends of its intervals if there are any."""
 
     name: str
     x: Number

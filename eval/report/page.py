@@ -58,7 +58,7 @@ def render_page(context: PageContext) -> str:
 
 
 def is_page(path: Path) -> bool:
-    """Returns whether a file is a page that `render_page` made."""
+    """Returns whether a file is a page written by `render_page`."""
     with path.open("rb") as file:
         start = file.read(_MARKED_WITHIN)
     return start[:15].lower() == b"<!doctype html>" and _MARK in start

@@ -76,7 +76,7 @@ class ReportedRun:
 
 
 def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
+    """Reads finished runs. Raises InputError where one cannot be read, or is listed twice."""
     reported = []
     names = run_files.distinct_names(folders)
     for look, (folder, name) in enumerate(zip(folders, names, strict=True)):

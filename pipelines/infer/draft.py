@@ -253,7 +253,7 @@ def _describe_reading(table: TableFiles, sample: Sample, nulls: Sequence[str], o
         f"{malformed:,} rows of the sample could not be read: they become rejects": malformed,
         f"{headers:,} lines of the sample repeat the header: they are rejects, not rows": headers,
         "no --time: the order of the rows is the order of time": options.time is None,
-        "no --query: each row is its own query": options.query is None,
+        "no --query: each row is a query": options.query is None,
     }
     return [note for note, applies in notes.items() if applies]
 

@@ -112,7 +112,7 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -
     if math.isinf(log_cost):
         end = float(logs[0] if log_cost < 0 else logs[-1])
         return _bound(_relative(end, target.cost), is_below=log_cost < 0)
-    # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
+    # A replicate whose crossing lies beyond the sweep leaves the spread undefined.
     replicates = np.where(np.isfinite(crossing.replicates), crossing.replicates, math.nan)
     ends = _finite_interval(replace(crossing, replicates=replicates))
     return Number(*(None if end is None else _relative(end, target.cost) for end in (log_cost, *ends)))
