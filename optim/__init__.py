@@ -47,7 +47,7 @@ _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.t
 
 # Names like those of built-in optimizers; in saved models, where those of mixed precision have the class's name alone.
 _NAMES = {name: kind for kind in ("Shampoo", "Soap") for name in (kind.lower(), kind, f"ctr>{kind}")}
-# The plain names are those of Keras' own Adafactor.
+# Without the prefix, the name is that of Keras' built-in Adafactor.
 _NAMES["ctr>Adafactor"] = "Adafactor"
 
 

@@ -3,8 +3,8 @@
 Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
 table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
 
-**Weights without a gradient** in a step: their weight and state stay as they are, to the bit. They are known when a
-step is traced, so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
+**Weights without a gradient** in a step: their weight and state stay as they are, to the bit. Tracing determines them,
+so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
 Shampoo, Shampoo counts steps and collections for all variables together: averages of a variable that missed some are
 corrected like all others. Adafactor's moments decay by the steps in which the weight had a gradient.
 """

@@ -14,7 +14,7 @@ from ctr.io.errors import did_you_mean
 OptionsT = TypeVar("OptionsT")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""Settings of every dataclass of options. A group of options may be given as a mapping."""
+"""Settings of every dataclass of options. A group of options may also be a mapping."""
 
 
 def _python_number(value: Any) -> Any:
@@ -23,7 +23,7 @@ def _python_number(value: Any) -> Any:
 
 
 NUMPY = BeforeValidator(_python_number)
-"""Stands last in the type of a number: pydantic applies limits behind it without a place in the JSON Schema."""
+"""Must be last in the type of a number: pydantic leaves limits after it out of the JSON Schema."""
 
 Switch = Annotated[bool, Field(strict=True)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1), NUMPY]

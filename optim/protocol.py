@@ -1,7 +1,7 @@
 """Interface between the trainer and optimizers of dense weights; optimizers of table rows derive from ``RowRule``.
 
 To add an optimizer, derive a class from ``DenseOptimizer``, whose ``build``, ``variables`` and ``update`` it must have,
-in a module of its own, and name it where configurations are mapped to optimizers.
+in a new module, and add it where configurations are mapped to optimizers.
 """
 
 from abc import ABC, abstractmethod
@@ -97,7 +97,7 @@ class DenseOptimizer(OptionalMembers, ABC):
 
     @abstractmethod
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
-        """Takes one step on all weights, in place; called in the graph of the step.
+        """Updates all weights in place by one step; called in the graph of the step.
 
         All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
         takes the step of its first-order one: a run's first batches are too small for it. A step that XLA compiles

@@ -1,4 +1,4 @@
-"""Beam's options as a user writes them, and pipelines made and run with them; faults are refused in one line."""
+"""Parses Beam's options as a user writes them, and builds and runs pipelines; faults are refused in one line."""
 
 # mypy: allow-untyped-calls
 
@@ -174,7 +174,7 @@ def _run(pipeline: beam.Pipeline, stop: Stop) -> None:
         finally:
             ended.set()
 
-    # A thread of its own: a signal must not interrupt Beam.
+    # A separate thread: a signal must not interrupt Beam.
     threading.Thread(target=run, daemon=True).start()
     while not ended.wait(0.1):
         if stop() is not None:

@@ -31,7 +31,7 @@ def stage(
     schema = mapping.feature_schema
     rows = rows if histories is None else histories.fill(start, rows)
     shard_rows = rows.select(shard_schema(schema).names)
-    # The rows of a query that was sampled are not the page that was shown.
+    # The rows of a sampled query are not the page that the user saw.
     counts_pages = isinstance(mapping, Mapping) or mapping.sampling is None
     manifest = stage_partition(
         log, schema, start, end, shard_rows, counters, mapping.shard_rows, counts_pages

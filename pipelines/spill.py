@@ -26,8 +26,8 @@ def spill_folder(log: Path) -> Iterator[Path]:
     protected by a lock.
     """
     make_folder(log)
-    # The log's own lock is held only while folders are listed and made, so that no other process finds a folder
-    # that is made but not yet locked.
+    # The lock of the log is held only while folders are listed and created, so that no other process sees a folder
+    # before it is locked.
     with ExitStack() as locks:
         with hold(log):
             for left in log.glob(f"{_PREFIX}*"):
@@ -80,7 +80,7 @@ def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Tabl
 class PartitionSpill:
     """Rows by partition of query time, each partition in the order of arrival.
 
-    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are kept in memory.
+    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are buffered in memory.
     """
 
     folder: Path

@@ -9,7 +9,7 @@ For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed 
 
 Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, with an R and C each; RMS(U)
 and RMS(X) are of the whole tensor. **Of tables** a batch moves some rows only, those whose gradient is not zero. So
-R_i is the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j
+R_i is the average of the mean square of row i over the steps that touched it, t_i in number; C_j
 that of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is that of the touched rows. Where every
 step touches all rows this is algorithm 4 to the last digit of arithmetic.
 """
@@ -59,7 +59,7 @@ def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None
 
 
 def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes the RMS, a scalar, of touched rows of [U, C] alone if ``touched`` [U, 1] is given; 0 for no elements."""
+    """Computes the RMS, a scalar, of [U, C], or of its ``touched`` rows (bool [U, 1]) alone; 0 for no elements."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
@@ -196,7 +196,7 @@ class AdafactorCore(GradientSteps):
         return {"nonfinite_steps": int(self.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """Returns a line for each weight: its shape, how its moments are kept, and their bytes."""
+        """Returns a line for each weight: its shape, the form of its moments, and their bytes."""
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):

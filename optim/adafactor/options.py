@@ -21,7 +21,7 @@ class AdafactorOptions:
         epsilon2: the least root mean square of a weight that relative steps are relative to.
         clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
         decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); 1: their means.
-        beta2: constant decay of second moments, corrected for its bias (7.1; table 2, lines A to J), in the place of
+        beta2: constant decay of second moments, corrected for its bias (7.1; table 2, lines A to J), instead of
             ``decay_power``; None: ``decay_power`` decides.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).

@@ -9,7 +9,7 @@ and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convol
     second_moment        1/N sum_n (sum_t a_nt (x) dz_nt)^2
     variance             second_moment - gradient^2
     ggn                  1/N sum_n sum_k (sum_t a_nt (x) J_nt^T s_nk)^2       s_nk: columns of the root of l_n's Hessian
-    ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
+    ggn_mc               the same with M drawn gradients instead of the columns, and 1/M
     hessian              1/N sum_n sum_tu a_nt a_nu diag(d2 l_n / d z_nt d z_nu)        exact, with all residual terms
     kfac, kflr           A = 1/N sum_n sum_t a_nt a_nt^T
                          B = 1/N sum_n sum_k b_nk b_nk^T of the drawn, or all, b_nk = sum_t J_nt^T s_nk
@@ -79,7 +79,7 @@ def statistics_of(
         seed: seed of the draws.
 
     Raises:
-        ValueError: a quantity, loss or layer that is not known, or not defined here.
+        ValueError: a quantity, loss or layer is unknown or not supported.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, name="click")])

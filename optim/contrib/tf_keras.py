@@ -37,7 +37,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         self._built = True
 
     def _deduplicate_sparse_grad(self, grads: Sequence[Gradient]) -> Sequence[Gradient]:
-        # Repeated rows are summed later, where the tables are known; Keras' way does not compile.
+        # ``apply_gradients`` sums repeated rows of tables later; Keras' way does not compile.
         return grads
 
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:

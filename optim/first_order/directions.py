@@ -1,6 +1,6 @@
 """Directions P of first-order optimizers, whose steps are W -= rate * P.
 
-    adagrad   D += G^2                     P = G / (sqrt(D) + eps)         eps of its own, 0 by default
+    adagrad   D += G^2                     P = G / (sqrt(D) + eps)         a separate eps, 0 by default
     rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)
     adam      as rmsprop, D bias-corrected
     sgd                                    P = G

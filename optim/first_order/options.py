@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from ctr.optim.option_types import STRICT, Decay, NotNegative, option_dataclass
 
-# Where no kind is given, it is AdaGrad.
+# Without ``kind`` the options are AdaGrad's.
 _OF_A_KIND = ConfigDict(**STRICT, json_schema_extra={"required": ["kind"]})
 
 
@@ -18,7 +18,7 @@ class Graft:
     Attributes:
         kind: which optimizer.
         norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
-            directions keep their own, as in SOAP, and this optimizer trains only tensors without a preconditioner.
+            directions keep their norm, as in SOAP, and this optimizer trains only tensors without a preconditioner.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
             first-order directions each, before one takes the norm of the other (PSO II).
     """

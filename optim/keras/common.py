@@ -29,7 +29,7 @@ _SHARED = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum"
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
-"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding, by its own name."""
+"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding."""
 
 
 def _check_tables(tables: Any) -> None:
@@ -65,7 +65,7 @@ def differences(options: Any, defaults: Any) -> dict[str, Any]:
 
 
 class OptimizerMixin:
-    """Parts of an optimizer that both Keras have in common; stands before Keras' own class.
+    """Parts of an optimizer that both Keras have in common; precedes Keras' base class among the bases.
 
     Attributes:
         title: the optimizer's name in messages.
@@ -99,7 +99,7 @@ class OptimizerMixin:
         self.options, self.tables, self.driven = options, tables, False
 
     def _init_keras(self, learning_rate: Any, **options: Any) -> None:
-        """Calls the constructor of Keras' own class."""
+        """Calls the constructor of Keras' base class."""
         raise NotImplementedError
 
     def _checked(self, rate: Any) -> Any:
@@ -159,7 +159,7 @@ class OptimizerMixin:
         added: dict[str, Any] = {"tables": self.tables}
         if isinstance(self, ShampooArguments):
             added["num_replicas_per_group"] = self.num_replicas_per_group
-        # Keras' own decay is never on, and not an option of each kind.
+        # Keras' weight decay is never on, and not an option of each kind.
         plain = {name: value for name, value in config.items() if name != "weight_decay"}
         return {**plain, **dataclasses.asdict(self.options), **added}
 
@@ -231,18 +231,18 @@ class ShampooArguments:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
         tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
-            sparse gradient of any other variable is made dense.
+            sparse gradient of any other variable is converted to a dense one.
         name: name of the optimizer.
         num_replicas_per_group: of a ``tf.distribute`` strategy, the replicas that divide blocks among them (PT 4.1.2);
             None: all of them; 1: each keeps all. It divides the number of replicas; without a strategy it has no
             effect.
-        **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' own ``clipnorm``,
+        **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' ``clipnorm``,
             ``clipvalue``, ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with
             Keras 3, ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
     Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, each of which
-    keeps the state of its own blocks and computes their directions. The loss of each replica must therefore be its
-    share of the loss of the whole batch, as ``fit`` makes it. What is saved does not depend on the number of replicas;
+    holds the state of some blocks and computes their directions. The loss of each replica must therefore be its
+    share of the loss of the whole batch, as ``fit`` makes it. A checkpoint does not depend on the number of replicas;
     of several processes, all must save.
 
     Raises:
@@ -308,14 +308,14 @@ class AdafactorArguments:
         >>> Adafactor(beta1=0.9)
         Adafactor(0.01, beta1=0.9)
 
-    Second moments of matrices are kept by rows and columns. The rows of embedding tables learn by themselves, by
+    Second moments of matrices are factored into rows and columns. The rows of embedding tables learn by themselves, by
     factored moments of the rows that batches touched (``ctr.optim.adafactor.core``).
 
     Args:
         learning_rate: a number or a schedule; the largest relative step size rho.
         tables: regular expression for the names of matrices whose rows learn by themselves; None: no such variables.
         name: name of the optimizer.
-        **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' own, as ``Shampoo`` has.
+        **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' options of ``Shampoo``.
 
     Raises:
         ValueError: an option has a value that is not allowed.

@@ -26,7 +26,7 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        # Keras 3 takes its own variables, and plain ones of TensorFlow, which have no path.
+        # Keras 3 takes Keras variables, and plain variables of TensorFlow, which have no path.
         names = [getattr(variable, "path", variable.name) for variable in variables]
         common.check_variables(self.title, variables, names)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

@@ -14,7 +14,7 @@ Changes = Mapping[str, Any]
 
 
 class KerasKeywords(TypedDict, total=False):
-    """Keywords of every optimizer here, which are Keras' own but ``tables``."""
+    """Keywords of every optimizer here: ``tables``, and those of Keras' optimizers."""
 
     tables: str | None
     name: str | None

@@ -22,7 +22,7 @@ from ctr.optim.variables import Create, Value, filled
 from ctr.workers.parts import Part, reshard, shard
 
 _KEYS = itertools.count(1 << 30)
-"""Keys of groups: TensorFlow counts its own from 1 up, as ``ctr.workers`` does."""
+"""Keys of groups, apart from the keys of TensorFlow and ``ctr.workers``, which count from 1 up."""
 
 
 class ReplicaGroup:
@@ -102,7 +102,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
             rows = [[0, most - variable.shape[0]], *[[0, 0]] * (len(variable.shape) - 1)]
             return group.all_gather(tf.pad(variable.read_value(), rows))
 
-        # Each in a graph of its own: in one, TensorFlow runs one collective after the other.
+        # Each in a separate graph: in one, TensorFlow runs one collective after the other.
         single = [
             tf.function(functools.partial(gather, variable, group), autograph=False)
             for variable, group in zip(self._local, self._groups, strict=True)

@@ -154,7 +154,7 @@ class KfacCore:
         rate: tf.Tensor,
         factors: Callable[[], Sequence[Factors | Units]],
     ) -> None:
-        """Takes one step on all weights, in place; matrices decay.
+        """Updates all weights in place by one step; only matrices have weight decay.
 
         Gradients have the shapes of the weights, and ``rate`` is a scalar. ``factors`` computes the means over the
         batch's rows of each layer, if this step collects them, before ``step`` and

@@ -1,7 +1,7 @@
 """Losses of single rows by a model's outputs, with their gradients, drawn gradients and roots of their Hessian.
 
 The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
-eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's own distribution, whose
+eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's distribution, whose
 second moment is that Hessian (BACKPACK eq. 20-21).
 """
 

@@ -210,21 +210,21 @@ def _is_keras(layer: Any, *names: str) -> bool:
 
 
 def has_matrix(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own dense one, or a convolution of images that is supported here."""
+    """Returns whether a layer is Keras' ``Dense``, or a ``Conv2D`` that is supported here."""
     if _is_keras(layer, "Conv2D"):
         return layer.groups == 1 and layer.data_format == "channels_last" and layer.padding != "causal"
     return _is_keras(layer, "Dense")
 
 
 def is_normalization(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own normalization, by moments of the batch or of each row."""
+    """Returns whether a layer is Keras' normalization by moments of the batch or of each row."""
     return _is_keras(layer, "BatchNormalization", "LayerNormalization") and not getattr(
         layer, "renorm", False
     )
 
 
 def refuse_probabilities(model: Any, loss: str) -> None:
-    """Raises ValueError where a loss of logits would be given probabilities: a last sigmoid or softmax."""
+    """Raises ValueError where a loss of logits would receive probabilities: the last layer has a sigmoid or softmax."""
     if not loss.endswith("crossentropy") or not model.layers:
         return
     last = model.layers[-1]

@@ -1,10 +1,10 @@
-"""K-FAC for Sequential and Functional models of either Keras, as a training step of its own.
+"""K-FAC for Sequential and Functional models of either Keras, as a complete training step.
 
     trainer = KfacTrainer(model, "binary_crossentropy", learning_rate=0.02)
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model itself.
+Keras passes no optimizer the inputs of layers and the gradients by their outputs, so the step runs the model itself.
 """
 
 import inspect

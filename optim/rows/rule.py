@@ -107,7 +107,7 @@ class RowRule(OptionalMembers):
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
-        """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
+        """Takes a step of the first tables; ``rate`` multiplies the rates of the columns."""
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         with tf.name_scope("row_update"):
             stepped = self.steps(gradients, [rate * rates for rates in self.rates[: len(gradients)]])

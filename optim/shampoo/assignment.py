@@ -34,7 +34,7 @@ PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
 def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> float:
     """Estimates the owner's seconds a step, on one core, for a block that is preconditioned along ``axes``.
 
-    An upper bound, as late roots are often kept.
+    An upper bound, because late in training many roots are reused.
     """
     sides, elements = [shape[axis] for axis in axes], math.prod(shape)
     a, b, c = PRODUCT

@@ -20,7 +20,7 @@ from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables
 
 Averages = Callable[[], dict[int, tf.Tensor]]
-"""Returns averages of gradients by tensor, in their own coordinates."""
+"""Returns averages of gradients by tensor, in the tensor's coordinates."""
 
 
 class InverseRoots:

@@ -1,4 +1,4 @@
-"""Eigenvalue correction: Shampoo's eigenbases with second moments of their own (PSO App. C; SOAP; EK-FAC).
+"""Eigenvalue correction: second moments in Shampoo's eigenbases (PSO App. C; SOAP; EK-FAC).
 
 Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x)
 D' but that of the second moments there (PSO App. C, the last two displays)::
@@ -10,7 +10,7 @@ which is AdaGrad or Adam in rotated coordinates. The bases are those of the stat
 host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
 it.
 
-An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
+An average of gradients (beta1) is stored as U^T M V and rotated when the bases change, unless a grafted step needs M
 itself (``ShampooOptions.averages_in_bases``).
 
 **When a basis changes** from U to U', second moments are projected into it, as if their matrix were diagonal in the old

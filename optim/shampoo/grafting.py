@@ -47,7 +47,7 @@ class Grafting:
     # The first-order optimizer.
 
     def collect(self, gradients: Tensors) -> None:
-        """Updates second moments by the local elements of gradients, in place."""
+        """Updates second moments in place by the local elements of gradients."""
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
@@ -55,7 +55,7 @@ class Grafting:
     def needed_at_once(self, moving: Tensors) -> Tensors:
         """Returns the gradients whose first-order directions each step needs.
 
-        Directions that keep their own norm need them only until there are roots.
+        Without grafting (``norm="none"``) they are needed only until there are roots.
         """
         if self.options.grafting.norm != "none":
             return moving

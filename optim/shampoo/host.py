@@ -70,9 +70,9 @@ def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
 
 
 class HostPipeline:
-    """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
+    """Computes the roots of some factors, in ``workers`` threads, by default one for each processor of this process.
 
-    After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
+    After ``patience`` seconds without any finished root, the rest of a round is canceled. Tests replace ``solve``.
 
     Attributes:
         seconds_waited, seconds_computing: by steps that waited for roots, and by threads, since the process began.
@@ -178,7 +178,7 @@ class HostPipeline:
 
     def _compute(self, factor: Factor, statistics: np.ndarray) -> Root:
         begun = time.perf_counter()
-        # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
+        # Roots in parallel, each on one processor, are faster than in sequence on all, and leave the step its threads.
         with one_blas_thread():
             if not statistics.any():
                 # Only absolute damping is left.
@@ -193,7 +193,7 @@ class HostPipeline:
         return root
 
     def _wait(self) -> bool:
-        """Waits for all roots; returns whether some were given up."""
+        """Waits for all roots; returns whether some were canceled."""
         pending = set(self._futures.values())
         while pending:
             done, pending = concurrent.futures.wait(

@@ -32,7 +32,7 @@ class AveragedGradients:
         }
 
     def update(self, gradients: Mapping[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns averages of gradients, by tensor; where none is kept here, the gradient itself."""
+        """Returns averages of gradients, by tensor; for a tensor without an average here, the gradient itself."""
         moving = dict(gradients)
         for index in gradients.keys() & self.averages.keys():
             average, weights = moving_gradient(self.beta1, self.averages[index], gradients[index], step)
@@ -60,7 +60,7 @@ class Momentum:
     def update(
         self, directions: Mapping[int, tf.Tensor], active: tf.Tensor | None = None
     ) -> dict[int, tf.Tensor]:
-        """Returns the steps along averages, by tensor; where none is kept, the directions.
+        """Returns the steps along averages, by tensor; for a tensor without an average, the direction.
 
         Averages of tensors that are not ``active``, bool [tensors], stay as they are.
         """

@@ -73,7 +73,7 @@ class Roots:
             PSO 2).
         asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
             are computed in between; False: training waits for them.
-        drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the change
+        drift_bound: a root is reused if its statistics changed by at most this share (Frobenius norm of the change
             over that of the statistics); 0: only if they did not change.
         early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the number of
             steps between exchanges, and training waits for the roots, because early statistics change fast. 0: off.
@@ -126,8 +126,8 @@ class ShampooOptions:
         False
 
     Attributes:
-        beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place
-            of the gradient itself (PT 3.1.1); 0: no average.
+        beta1: decay of a moving average of the gradient, which is bias-corrected and preconditioned instead of the
+            gradient itself (PT 3.1.1); 0: no average.
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
@@ -138,7 +138,7 @@ class ShampooOptions:
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
         method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), a root along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
-            THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics in place of
+            THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics instead of
             roots (PSO App. C; SOAP; eigenbasis.py).
         grafting: the optimizer whose step size each layer takes (PSO App. G), and which trains tensors without a
             preconditioner.
@@ -222,7 +222,7 @@ class ShampooOptions:
 
     @property
     def averages_in_bases(self) -> bool:
-        """Whether averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
+        """Whether averages of gradients are stored in the eigenbases: nothing needs them in original coordinates."""
         return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property

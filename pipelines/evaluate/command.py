@@ -1,4 +1,4 @@
-"""Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
+"""Command ``ctr evaluate``: metrics of recorded predictions, or a comparison of two, as text."""
 
 import contextlib
 from collections.abc import Sequence

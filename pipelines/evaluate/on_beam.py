@@ -91,7 +91,7 @@ def _write_states(states: States, path: str) -> None:
     arrays = {
         f"{name}/{key}": array for name, state in states.items() for key, array in state.to_arrays().items()
     }
-    # Made whole in memory first: an archive needs to seek, which not every file system does.
+    # Built in memory first: an archive needs to seek, which not every file system supports.
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
     with FileSystems.create(path) as file:

@@ -211,9 +211,9 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     """Count the rows that the model has learned from, as `ctr score` has marked them.
 
-    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where no
-    row is known to be learned from but some are untold. None where no row group is marked, such as progressive
-    predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
+    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where
+    some rows are unmarked and all others later. None where no row group is marked, such as for progressive
+    predictions, which precede the learning from the row. Raises InputError: a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None

@@ -3,7 +3,7 @@
 The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are split by a hash of their query: whole
 queries meet under a key, whatever files and row groups they stood in, and a key's rows are one batch of the metrics'
 states, which merge. This process reads the files once for each pass over `ROWS_PER_PASS` rows; Beam, where its options
-are given, reads them once (`on_beam.py`).
+are set, reads them once (`on_beam.py`).
 """
 
 import math
@@ -63,7 +63,7 @@ def evaluate(
     """Measure recorded predictions: Parquet files, folders of them, and run directories.
 
     Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. If predictions
-    have further labels, ``labels`` has the summary of each, over the rows with a known label. If `ctr score` has
+    have further labels, ``labels`` has the summary of each, over the rows that have the label. If `ctr score` has
     marked the rows that the model learned from, there is also ``training``, see `count_learned`, and, if there are
     both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the summary
     of each day of query times, in UTC, by its date.

@@ -71,7 +71,7 @@ from ctr.pipelines.tables.rejects import Reject
 
 _REMEDY = "restore it from a copy, or join all events anew into another output directory"
 CLOCK = "clock.json"
-SPOOL = ".events"  # inside a log that is made by following events
+SPOOL = ".events"  # inside a log that follows events
 
 
 def list_reports(spool: Path, name: str = "*") -> list[UnitReport]:

@@ -125,7 +125,7 @@ def route_chunk(
 ) -> dict[int, pa.Table]:
     """Parses raw events (``prepare``), adds them to the report, and splits them by the partitions that need them.
 
-    Those that are too late for their own partition are written to ``LOG/late/``.
+    Events that are too late for their home partition are written to ``LOG/late/``.
     """
     before, form = report.last_arrival, mapping.sources[report.kind].input
     if form.type == "jsonl" and chunk.table.num_rows:

@@ -53,7 +53,7 @@ class Unit:
     name: str  # of the file, which does not depend on the machine
     path: Location
     row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
-    version: Version = Version()  # when it was found
+    version: Version = Version()  # at the time of listing
 
     @property
     def digest(self) -> str:

@@ -248,7 +248,7 @@ class _Stage(_Step):
             with local_log(self._log) as log:
                 for kind, table in ((k, table) for k in self._mapping.kinds for table in tables.get(k, [])):
                     if kind != IMPRESSIONS:
-                        # Other partitions than its own get the same click too.
+                        # Other partitions than its home get the same click too.
                         at_home = self._rules.home_of(table.column("time").to_numpy()) == start
                         table = table.filter(pa.array(np.asarray(at_home)))
                     if table.num_rows:
@@ -343,7 +343,7 @@ def streaming_options(text: str, drain: bool) -> PipelineOptions:
         needed = {
             # A watermark moves when a bundle ends: partitions are published this much late; by default a second.
             "--max_bundle_time_mills": "=100",
-            # How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without
+            # How long finished sources stay; Flink's default depends on whether there are checkpoints. Without
             # these sources the watermark of Kafka no longer moves; with them a job that has read everything does not
             # end.
             "--shutdown_sources_after_idle_ms": f"={1 if drain else 2**63 - 1}",

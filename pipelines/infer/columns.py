@@ -1,6 +1,6 @@
 """Kind of each column, by its values alone, and the feature that it becomes: category, number, list or text.
 
-A column that alone ranks the rows with an AUC near 1 is known only after the label.
+A column that alone ranks the rows with an AUC near 1 is a leak: it is recorded only after the label.
 """
 
 import ast
@@ -30,7 +30,7 @@ _NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>
 
 # A column is of a kind when at most this share of its values is not: such rows become rejects.
 _FEW_BAD = 0.001
-# So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
+# Up to so many distinct whole numbers are categories: if they are amounts, and if they are not.
 _FEWEST, _FEW = 20, 64
 _UNIQUE, _ENOUGH = 0.999, 50
 _STEPS = 40
@@ -398,7 +398,7 @@ def _value_groups(column: Column) -> np.ndarray:
     if column.numbers is None or column.distinct <= QUANTILES:
         return column.codes
     edges = np.unique(np.quantile(column.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
-    # Among values that are 0 in most rows the others make groups of their own.
+    # If most values are 0, the others form separate groups.
     edges = np.union1d(edges, np.nextafter(column.finite.min(), np.inf))
     finite = np.isfinite(column.numbers)
     return np.where(finite, np.searchsorted(edges, column.numbers, side="right"), -1)

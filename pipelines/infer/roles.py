@@ -64,7 +64,7 @@ class LabelColumn:
     """The label of N rows."""
 
     rule: Label
-    values: np.ndarray  # [N] 0 or 1; 0 where it is not known
+    values: np.ndarray  # [N] 0 or 1; 0 where it is missing
     labeled: np.ndarray  # [N] bool, the rows with a label; the others become rejects
 
     @property

@@ -254,7 +254,7 @@ def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
         pc.assume_timezone(clock_times, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
         for which in ("earliest", "latest")
     )
-    # Around a time that is never shown the two differ by a microsecond.
+    # Around a local time that clocks skip, the two differ by a microsecond.
     apart = pc.fill_null(pc.subtract(second, first), 0).to_numpy()
     refused = (apart > 0) & ((apart <= 1) | (time.ambiguous is None))
     return (second if time.ambiguous == "second" else first), bad | refused

@@ -42,7 +42,7 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 class _StrictQuotes:
     """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
 
-    So a parser refuses that line, for too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    So a parser refuses that line, for too many or few fields, by its number. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
     within is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
     is rejected, and reading starts again after it: so a quote that is never closed costs its line, and not all lines

@@ -62,7 +62,7 @@ class Verdict:
             try:
                 value = values[index].as_py()
             except (OverflowError, ValueError):
-                # A time beyond Python's years is shown as its number.
+                # A time beyond Python's years is reported as its number.
                 value = values[index].value
             why = "missing" if value is None or value == "" else reason
             row = int(self._chunk.rows[index])
@@ -74,7 +74,7 @@ def checked_columns(
 ) -> Columns:
     """Makes a chunk's columns UTF-8, adds side tables' columns; ``encoded`` ones that are dictionaries stay so.
 
-    Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows' own.
+    Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows'.
     """
     columns = {}
     for name in chunk.table.column_names:
@@ -228,7 +228,7 @@ _AHEAD = 3
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, kept raw values, and file and row."""
+    """Returns the schema of spilled rows: the columns of a shard, raw values of ``keep_values``, and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
     fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
@@ -255,8 +255,8 @@ def make_examples(
     """Makes the examples of a chunk, under ``spill_schema``, and its rejects.
 
     ``name_hash`` is of the file's name, ``first`` the number of lines of the files before it. In a log that groups
-    rows, ``query_id`` is still the group and ``query_time`` the row's own time. Raises InputError for a column that its
-    use cannot read.
+    rows, ``query_id`` is still the group and ``query_time`` the time of the row. Raises InputError for a column whose
+    type does not suit its use.
     """
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)

@@ -3,7 +3,7 @@
 The input may have any order. Rows are spilled by the partition of their query time, and when the input has ended every
 partition is loaded, sorted and published, in order of time. So memory is bounded by the largest partition, disk by the
 log, and the log does not depend on the order of the input or on its chunks. If rows are grouped (by a query column or
-as sessions), query times are known only at the end: rows are first stored in order of arrival, and the group and time
+as sessions), query times follow only at the end: rows are first stored in order of arrival, and the group and time
 of each stay in memory.
 
 A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
@@ -84,7 +84,7 @@ EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wr
 def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -> Iterator[pa.Table]:
     """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
 
-    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are spilled
+    The tables have ``spill_schema``, with groups as query ids and times of rows as query times. They are spilled
     to ``folder`` meanwhile, as one partition.
     """
     arrived = PartitionSpill(folder, TIME_LIMIT_US)
@@ -107,7 +107,7 @@ def assign_queries(
     """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
     Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
-    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is known
+    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is available
     before its query.
     """
     order = np.lexsort((times, groups))
@@ -137,7 +137,7 @@ def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
 
 
 def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
+    """Sorts a partition; of rows with equal example ids in a query, the first to arrive stays, others are rejects."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
     repeated = np.zeros(table.num_rows, bool)
@@ -155,7 +155,7 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 def reject_rows(
     rows: pa.Table, key: str, reason: str, values: Iterable[object], allowed: str
 ) -> list[Reject]:
-    """Makes a reject of each row, at its place in the input, with its value."""
+    """Makes a reject of each row, with its file, its row number and the value."""
     files, lines = (rows.column(name).to_pylist() for name in (FILE_COLUMN, ROW_COLUMN))
     return [
         make_reject(file, line, key, reason, value, allowed)
@@ -231,7 +231,7 @@ class IngestResult:
                 "for more files use --append"
             )
         if self.rejected:
-            # Without new files, duplicates among the rows that were kept unpublished.
+            # Without new files, these are duplicates among the rows held back earlier.
             share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
             text += f"\n{share} rows rejected, see {self.rejects_file}:"
             text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
@@ -544,7 +544,7 @@ class _Ingest:
                 f"{examples} published, {rejected} rejected and {self._held_rows} kept unpublished"
             )
         for join in self._mapping.joins if self._sources else ():
-            # Their values are used for any time, also before they were known.
+            # Their values are used for any time, also before they were valid.
             if join.valid_from is None:
                 self._warnings.append(
                     f"the side table {join.file} has no times: rows of the past get its present values too; if "

@@ -194,7 +194,7 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 def _is_harmless(block: bytes, rows: int) -> bool:
     """Returns whether Arrow's parser can be trusted with some lines.
 
-    It dies of deep nesting and of a null in the place of the first object, takes a later null for an object, and makes
+    It crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and makes
     a cell for every key in every row.
     """
     lines = block.split(b"\n")

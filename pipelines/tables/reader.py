@@ -44,7 +44,7 @@ def row_group_sizes(path: Path) -> list[int]:
 def read_parquet(
     source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
+    """Yields the wanted columns of row groups [begin, end), in the file's types; rows are numbered from 1."""
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
         require_columns(source.path, wanted, file.schema_arrow.names)
         begin, end = row_groups or (0, file.num_row_groups)

@@ -2,7 +2,7 @@
 
 ::
 
-    LOG/.ingest/state.json            the files, the held rows and the manifests being published; with its own hash
+    LOG/.ingest/state.json            the files, the held rows, the manifests being published, and a hash of these
     LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as they were read: not sorted, not grouped
 
 ``state.json`` is replaced in one step, which commits an ingest: shards and held rows are complete before it, and the
@@ -85,7 +85,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
 
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
-    """Raises InputError where the rows of a log were made by other rules."""
+    """Raises InputError where the rows of a log were ingested under other rules."""
     for key in (state.rules | rules) if state.rules else ():
         before, now = state.rules.get(key, "none"), rules.get(key, "none")
         if before != now:
@@ -107,7 +107,7 @@ def check_published(log: Path, state: IngestState) -> None:
 
 
 def begin_state(log: Path) -> None:
-    """Writes the state of a log that is about to be made: from then on, a log without one has lost it."""
+    """Writes an empty state before a log is created, so that a log without a state has lost it."""
     if not (log / FOLDER / _STATE).exists():
         _write_state(log, IngestState())
 
