@@ -22,13 +22,12 @@ Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
 
 class ColumnRule(StrictModel):
-    """A rule of another package that makes a text of a text: subclasses add keys, and what it computes.
+    """A rule of another package that converts a text to a text: subclasses add keys and the two methods.
 
-    A value that is missing is the empty text, and what it becomes is missing, too, if that is empty. Text that is not
-    UTF-8 is missing.
+    A missing value is passed as the empty text; an empty result means missing, too. Text that is not UTF-8 is missing.
 
     Attributes:
-        probes: texts, beside common ones, of which exports check that both methods make the same.
+        probes: texts, beside common ones, for which exports check that both methods return the same.
     """
 
     probes: ClassVar[tuple[str, ...]] = ()

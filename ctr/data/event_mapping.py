@@ -1,4 +1,4 @@
-"""Mapping file of events, described in docs/howto/events.md: how raw impressions and clicks become a log."""
+"""Mapping file of events, described in docs/howto/events.md: converts raw impressions and clicks to a log."""
 
 import re
 from pathlib import Path
@@ -129,7 +129,7 @@ class EventTeacher(StrictModel):
 
 
 class EventMapping(ShortModel):
-    """The mapping file of events: how raw impressions and clicks become a log.
+    """The mapping file of events: converts raw impressions and clicks to a log.
 
     Attributes:
         impressions: how impressions are read.
@@ -145,7 +145,7 @@ class EventMapping(ShortModel):
         late_window: for how long after the click window an unmatched click is called late, and after the window of a
             label its event; after that, it is an orphan. Ids are remembered for both windows together. Null: as long
             as that window.
-        delay: how long after its time an event may arrive. A partition closes when everything has arrived that
+        delay: the maximum time from an event to its arrival. A partition closes when everything has arrived that
             happened before its end plus the show window plus the longest window of clicks and labels.
         overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in the files
             before it. Null: not at all.
@@ -253,7 +253,7 @@ class EventMapping(ShortModel):
 
     @property
     def windows_us(self) -> dict[str, tuple[int, int]]:
-        """The window and the late window of clicks and of each label's events."""
+        """The window and the late window of the events of clicks and of each label, in microseconds."""
         windows = {"clicks": self.click_window} | {name: label.window for name, label in self.labels.items()}
         return {
             kind: (duration_us(window), duration_us(self.late_window or window))

@@ -1,4 +1,4 @@
-"""Kinds of features: where the values of one come from, and its buckets, width and tower.
+"""Kinds of features: the source of the values of each, and its buckets, width and tower.
 
 Features are categorical (FF section 2): each value becomes an id. With ``buckets``, the id is a number in
 ``[0, buckets)``; without, ids grow: the id is the value's 64-bit fingerprint. Id 0 means "missing". Numbers with
@@ -51,7 +51,7 @@ class FeatureBase(ShortModel):
 
     @property
     def has_ids(self) -> bool:
-        """Returns whether values become ids; False for values and vectors, whose numbers the network reads."""
+        """Returns whether values become ids; False for ``as: value`` and vectors, whose numbers the network reads."""
         return True
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class Category(FeatureBase):
         max_values: maximum number of values per row.
         keep: which end of a longer row is used: the first or the last values; ``last`` suits histories that grow at
             their end.
-        history: the values are no column, but what earlier rows of the log had. The feature is multivalent, its name is
+        history: the values are no column, but those of earlier rows of the log. The feature is multivalent, its name is
             its source, and it has the ``buckets`` or the ``vocabulary`` of the feature that is listed. A server sends
             the values under the feature's name, the latest one last.
     """

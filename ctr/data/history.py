@@ -1,4 +1,4 @@
-"""Histories: of each row, the last values that earlier rows of its key had, such as the items a user clicked.
+"""Histories: for each row, the last values of earlier rows with the same key, such as the items a user clicked.
 
 A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: what a
 server could have known when it answered the query, if it learns of a row ``after`` later. So no row sees its own query,
@@ -22,7 +22,7 @@ class History(StrictModel):
         by: the feature whose value is the key, such as the user: a single-valued category whose ids grow.
         of: the feature whose values are listed, such as the item: a single-valued category.
         where: which rows count: those with label 1, or all.
-        last: at most so many values, the latest ones; the latest is the last.
+        last: the maximum number of values; the latest value is the last one.
         after: the delay from a row's query until later queries see the row. ``0s``: no delay.
         within: the maximum age of rows; older rows are dropped, which bounds the memory.
     """
@@ -54,7 +54,7 @@ class History(StrictModel):
 
     @property
     def hidden_us(self) -> int:
-        """Returns the microseconds just before a query whose rows its history leaves out; at least 1."""
+        """Returns how long, in microseconds, the history hides rows from later queries; at least 1."""
         return max(self.after_us, 1)
 
 
@@ -121,7 +121,7 @@ def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarra
 
 
 def forget(history: History, rows: HistoryRows, now_us: int) -> HistoryRows:
-    """Drops rows that no query from ``now_us`` on can see: too old, or with enough later visible rows."""
+    """Drops rows that no query from ``now_us`` on can see: too old, or followed by enough later visible rows."""
     rows = rows.at(rows.times >= now_us - history.within_us)
     ends = np.searchsorted(rows.keys, rows.keys, "right")
     # How many rows of the key will come after this one and are visible already.

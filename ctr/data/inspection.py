@@ -52,7 +52,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Period:
-    """Rows and clicks from a query time on (microseconds)."""
+    """Rows and clicks of a period that begins at a query time (microseconds)."""
 
     start: int
     rows: int
@@ -91,7 +91,7 @@ class FeatureSummary:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Columns beside the log; ``sample`` where they are decisions of ``ctr sample``."""
+    """Columns beside the log; ``sample`` if they are decisions of ``ctr sample``."""
 
     name: str
     columns: tuple[str, ...]
@@ -298,10 +298,10 @@ class _Pass:
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
-    """Estimates the number of values n that were hashed to some ids, and the share of them that shares its id.
+    """Estimates the number of values n that were hashed to ``ids`` ids, and the share of values whose id is shared.
 
     n values thrown into m ``buckets`` are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket
-    with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is returned.
+    with probability 1 - (1 - 1/m)^(n - 1). If every bucket is filled, n is at least the returned number.
     """
     if buckets < 2:
         return ids, 0.0

@@ -41,7 +41,7 @@ def has_raw_values(feature: AnyFeature) -> bool:
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
-    """Returns the value behind an id of a feature; None for a hash, which cannot be inverted."""
+    """Returns the value of an id of a feature; None for a hash, which cannot be inverted."""
     if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -58,7 +58,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
 
 
 def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with the allowed names, for a repeated name, or a name of no feature with raw values."""
+    """Raises ValueError, with the allowed names, for a repeated name, or the name of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
     all_names = {feature.name for feature in features}
@@ -78,7 +78,7 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
 
 
 def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the raw value columns that rows need so that values of the features ``names`` can be written."""
+    """Returns the raw value columns that ``value_dictionary`` requires for the features ``names``."""
     by_name = schema.by_name
     needed = set(names)
     for name in names:
@@ -103,7 +103,7 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
 
 
 def value_dictionary(schema: Schema, names: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Returns the values behind the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
+    """Returns the values of the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
     columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
@@ -163,7 +163,7 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads the values behind ids, by feature, as far as dictionaries have them; the smallest value of an id.
+    """Reads the values of ids, by feature, as far as dictionaries have them; of several values the smallest.
 
     Raises InputError: a dictionary is missing or damaged.
     """

@@ -1,4 +1,4 @@
-"""Number of rows of a query, the size of its page, as a feature that no log holds: it is counted where rows are read.
+"""Number of rows of a query, the size of its page, as a feature that no log holds: the reader counts it.
 
 The size of a page is fixed before any of its rows is clicked. The size of a session is not: it depends on rows after
 its first one. So the value is missing for a query whose rows have different times.
@@ -24,7 +24,7 @@ Pages = dict[Literal["pages", "sessions", "largest"], int]
 
 
 def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
-    """Counts the queries of several rows for a manifest; empty where there are none.
+    """Counts the queries of several rows for a manifest; empty if there are none.
 
     Args:
         begins: int64, the row numbers at which a query begins.
@@ -56,7 +56,7 @@ def with_query_size(schema: Schema) -> Schema:
 
 
 def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Makes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
+    """Computes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
     feature = schema.by_name[QUERY_SIZE]
     assert isinstance(feature, Number)
     sizes = np.diff(begins, append=len(times)).astype(np.int64)

@@ -3,7 +3,7 @@
 ::
 
     LOG/sidecars/NAME/sampling.yaml   the configuration behind the decisions in this folder
-    LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
+    LOG2/sampling.yaml                the sampling that produced this log, and earlier ones
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the decisions of
 two configurations. Partitions are published one by one: the same command completes an interrupted sampling, and
@@ -94,7 +94,7 @@ class SamplingResult:
 
 
 class AppliedSampling(StrictModel):
-    """A sampling that the rows and weights of a log have been through."""
+    """A sampling that was applied to the rows and weights of a log."""
 
     name: str
     config: SamplingConfig
@@ -116,7 +116,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file of a sampling, or raises InputError where it has other content."""
+    """Creates the file of a sampling. Raises InputError if it exists with other content."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
@@ -130,7 +130,7 @@ def adopt_record(path: Path, record: StrictModel) -> None:
 
 
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
-    """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
+    """Computes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
     from ctr.data.ids.values import feature_ids
 

@@ -90,7 +90,7 @@ class Gradient(ByTeacher):
     lowest_rate: Rate = 0.05
 
     def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Computes the rates of N examples, float64 in (0, 1], of their labels and finite logits."""
+        """Computes the rates of N examples, float64 in (0, 1], from their labels and finite logits."""
         wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
         # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
         size = np.exp(-np.logaddexp(0.0, -wrong_way))

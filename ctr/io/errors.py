@@ -1,4 +1,4 @@
-"""Exceptions that a user is meant to read: how they are described, the words they list, and their exit status."""
+"""Exceptions with messages for users: their text, the words that they list, and their exit status."""
 
 import difflib
 import errno
@@ -36,13 +36,13 @@ class InputError(Exception):
         self.hint = hint
 
     def ending_with(self, status: int) -> Self:
-        """Sets the exit status, where other processes failed, and returns the error."""
+        """Sets the exit status of failed child processes, and returns the error."""
         self.status = status
         return self
 
 
 class PassingError(InputError):
-    """A fault that may pass, such as a store that does not answer: the same command may succeed later."""
+    """A transient fault, such as a store that does not answer: the same command may succeed later."""
 
     status = PASSING
 
@@ -103,7 +103,7 @@ def process_status(returncode: int) -> int:
 
 
 def is_ours(error: ModuleNotFoundError) -> bool:
-    """Returns whether the missing module is one of this package, not a package that is not installed."""
+    """Returns whether the missing module belongs to this package, rather than to a package that is not installed."""
     return str(error.name).partition(".")[0] == __package__.partition(".")[0]
 
 
@@ -131,14 +131,14 @@ def _is_passing(error: BaseException, is_refusal: bool) -> bool:
 
 
 def of_another_version(file: object) -> InputError:
-    """Returns the error for a file that does not have the present format."""
+    """Returns the error for a file in the format of another version."""
     return InputError(f"{file}: made by an unreleased version of ctr; make it again")
 
 
 def one_line(error: BaseException) -> str:
-    """Formats an error on one line, without anything that a terminal would obey: values of files may stand in it.
+    """Formats an error on one line, without control characters, because it may contain values of files.
 
-    For a file that the system refused: its name, and why. For an error without a message: its type.
+    For a file that the system refused: its name and the reason. For an error without a message: its type.
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -157,7 +157,7 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Joins texts by semicolons: the first, as many more as a line has room for, and the number of others."""
+    """Joins texts by semicolons: the first, as many more as fit into a line, and the number of others."""
     shown = list(texts[:1])
     for text in texts[1:]:
         if len("; ".join([*shown, text])) > _JOINED:
@@ -168,7 +168,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escapes characters that control, hide or turn others (``\x1b``), but for line ends and tabs."""
+    r"""Escapes characters that control, hide or reverse others (``\x1b``), except line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -194,14 +194,14 @@ def near_words(word: str, words: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(word: str, words: Sequence[str], limit: int = 3) -> str:
-    """Formats a question for the word that was meant, to append to an error; empty if no word is similar."""
+    """Returns a question for the word that was meant, to append to an error; empty if no word is similar."""
     near = near_words(word, words)[:limit]
     alternatives = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     return f"; did you mean {alternatives}?" if near else ""
 
 
 def listed(words: Sequence[str], meant: str = "") -> str:
-    """Lists the words; if a line has no room for all, those like ``meant`` and the first ones."""
+    """Lists the words; if they do not fit into a line, those like ``meant`` and the first ones."""
     text = ", ".join(words) or "(none)"
     if len(text) <= _LISTED:
         return text

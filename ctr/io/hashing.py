@@ -11,7 +11,7 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(values: UintArray) -> UintArray:
-    """Computes the finaliser of splitmix64, uint64 [N]: neighboring values come out unrelated.
+    """Computes the finalizer of splitmix64, uint64 [N], which decorrelates neighboring values.
 
     Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """

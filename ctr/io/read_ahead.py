@@ -1,4 +1,4 @@
-"""A thread that prepares items before they are asked for."""
+"""A thread that prepares items before they are requested."""
 
 import queue
 import threading
