@@ -1,4 +1,4 @@
-"""Commands that make logs, and ``ctr quickstart``. Each loads its modules when it runs."""
+"""Commands that create logs, and ``ctr quickstart``. Each imports its modules when it runs."""
 
 import functools
 import shutil
@@ -94,7 +94,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """Usage of ``ctr ingest FORMAT``."""
+    """Parameters of ``ctr ingest FORMAT``."""
 
     # Without any, the rows that are held back are published.
     inputs: Annotated[tuple[Path, ...], "INPUT", "files or directories"] = ()
@@ -108,7 +108,7 @@ class IngestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(IngestOptions):
-    """Usage of ``ctr ingest table``."""
+    """Parameters of ``ctr ingest table``."""
 
     mapping: Annotated[Path, "FILE", "YAML file that names columns and features"]
 

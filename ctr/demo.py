@@ -29,6 +29,6 @@ def check_demo_folder(out: Path) -> None:
 
 
 def demo_commands(out: Path, examples: int) -> list[list[str]]:
-    """Returns the words of each command, in order; none repeats work whose result is in ``out``."""
+    """Returns the arguments of each command, in order; commands skip work whose result is in ``out``."""
     values = {"out": out, "examples": examples, "here": Path(__file__).parent}
     return [[word.format(**values) for word in shlex.split(line)] for line in _COMMANDS.strip().splitlines()]

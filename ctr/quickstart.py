@@ -3,11 +3,11 @@
 ::
 
     OUT/quickstart.json    the command's input, and the mapping of the log
-    OUT/mapping.yaml       how the table is read, to be read and edited
+    OUT/mapping.yaml       the mapping of the table, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
 
-Each step is done once: the same command goes on where it was interrupted.
+Each step is done once: the same command continues an interrupted one.
 """
 
 import dataclasses
@@ -70,11 +70,11 @@ def run_quickstart(
 ) -> dict[str, Any]:
     """Writes a mapping, ingests, trains and writes the report; skips steps whose results exist.
 
-    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: the use of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
-    same by hand. With ``dry_run`` it stops at the mapping, and returns ``mapping``, ``columns`` and ``commands``.
-    Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output directory of another
-    table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    same steps as commands. With ``dry_run`` it stops at the mapping; returns ``mapping``, ``columns`` and ``commands``.
+    Raises InputError: an unreadable table, a missing or impossible role, an output directory of another
+    table, or as ``ctr ingest`` and ``ctr train`` do.
     """
     check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
     record = _begin(path, out, options, tools)
@@ -109,7 +109,7 @@ def run_quickstart(
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
-    """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
+    """Formats the end of the command for people: metrics, the commands that repeat each step, and the report."""
     lines = [summary_text(out / RUN, result["summary"])]
     strongest = strongest_text([(column["column"], column["auc"]) for column in result["strongest"]])
     lines += [strongest] if strongest else []

@@ -1,7 +1,7 @@
-"""Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
+"""Typed configuration: strict models, read from YAML, changed by ``key=value``; begin here.
 
 Each part of the system defines its model in its folder; this module holds what they share. ``schema`` makes the JSON
-Schema of a model's file, which is the one description of its keys; ``reference`` prints it as ``ctr config`` does.
+Schema of a model's file, the only description of its keys; ``reference`` prints it as ``ctr config`` does.
 """
 
 import copy
@@ -114,7 +114,7 @@ class StrictModel(BaseModel):
 
 
 class ShortModel(StrictModel):
-    """Leaves keys out of its text where they have their defaults: without them, hashes stay as they are.
+    """Omits keys with default values from its text, so that new keys do not change hashes.
 
     ``left_out`` names these keys.
     """
@@ -140,7 +140,7 @@ def describe_validation_error(
 ) -> str:
     """Describes all faults of a config on one line: each with its key's path, the value, and what is allowed.
 
-    ``prefix`` stands before each path: where in a larger file the keys lie.
+    ``prefix`` is put before each path: the position of the keys in a larger file.
     """
     faults, listed = [], set()
     errors = error.errors(include_url=False)
@@ -174,7 +174,7 @@ def describe_validation_error(
 
 
 def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
-    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault."""
+    """Validates ``content`` (nested dicts) as ``model``. Raises InputError with one line on any fault."""
     if not isinstance(content, dict):
         raise InputError(
             f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
@@ -207,7 +207,7 @@ def read_yaml(path: Path, what: str) -> Any:
 def apply_settings(content: Any, settings: Sequence[str]) -> Any:
     """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
 
-    Content that is no mapping is returned as it is, for ``parse_model`` to refuse.
+    Returns content that is no mapping unchanged, for ``parse_model`` to refuse.
     """
     changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
@@ -260,6 +260,6 @@ def changed_values(
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Lists differences of two nested mappings, a text for each key with its path, its old and its new value."""
+    """Lists the differences of two nested mappings, a text for each key with its path, its old and its new value."""
     changed = changed_values(before, now)
     return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

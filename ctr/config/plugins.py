@@ -66,7 +66,7 @@ def _origin(entry: EntryPoint) -> Origin:
 
 
 def read_plugins(group: Group, content: Any) -> Any:
-    """Creates the plug-ins of ``{NAME: {...}}`` from their keys; raises ValueError, in one line, if one is wrong."""
+    """Creates the plug-ins of ``{NAME: {...}}`` from their keys. Raises ValueError, in one line, if one is wrong."""
     if not isinstance(content, Mapping):
         return content
     try:
@@ -100,5 +100,5 @@ RulePlugins = Annotated[_Plugins, _reader("ctr.features")]
 
 
 def origin_of(group: Group, name: str) -> Origin:
-    """Returns the package that a plug-in is installed from. Raises InputError where none is, or several."""
+    """Returns the package that installs a plug-in. Raises InputError if there is none, or several."""
     return _origin(_entry(group, name))

@@ -14,8 +14,8 @@ class IdCounts:
     """Counters for the most frequent ids, and the smallest hashes of all of them.
 
     Whenever there are more than ``most`` ids the rarest ones are dropped. A drop reduces an id's count by at most the
-    largest dropped count; ``shortfall`` is the sum of these. The
-    number of different ids follows from the k-th smallest of their hashes, about k / distinct of the range; its
+    largest dropped count; ``shortfall`` is the sum of these. The number of different ids is estimated from the k-th
+    smallest of their hashes, about k / distinct of the range; its
     standard error is 1 / sqrt(k), 0.8%.
     """
 

@@ -1,4 +1,4 @@
-"""Plans the runs and the calls of an experiment, everything checked before the first run."""
+"""Plans the runs and the calls of an experiment, and validates every configuration before the first run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,10 +48,10 @@ def make_plan(
     command: str = "",
     created: str = "",
 ) -> tuple[Plan, Calls]:
-    """Plans the runs of an experiment, every configuration checked.
+    """Plans the runs of an experiment, and validates every configuration.
 
     ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
-    InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
+    InputError: an arm's configuration is invalid, with the path of its key, or does not fit the log.
     """
     planner = _Planner(experiment, changed(content, experiment.baseline.set), log, where)
     arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}

@@ -266,7 +266,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Raises InputError where a file at ``path`` is of another kind and must not be replaced (see ``file_fault``)."""
+    """Raises InputError where ``path`` is a file of another kind, which must not be replaced (see ``file_fault``)."""
     if fault := file_fault(path, kind, is_kind):
         raise InputError(fault)
 

@@ -44,7 +44,7 @@ MOST_SECONDS = 10 * 365 * 24 * 3600
 
 
 class Term(Protocol):
-    """The keys of a loss beside the logistic one."""
+    """Configuration of a loss term beside the logistic loss."""
 
     @property
     def ramp(self) -> Ramp:
@@ -221,7 +221,7 @@ class BiasConstraintsConfig(StrictModel):
 
 
 class ExtraLoss(StrictModel):
-    """A loss of another package: subclasses add keys, and the formula.
+    """A loss of another package: subclasses add keys, and compute the loss.
 
     Attributes:
         weight: the weight of the loss; the rest has weight 1.
@@ -232,7 +232,7 @@ class ExtraLoss(StrictModel):
     ramp: RampKey = Ramp()
 
     def loss(self, label: "tf.Tensor", logit: "tf.Tensor") -> "tf.Tensor":
-        """Computes the loss of each row, float32 [B], of labels (0 or 1) and logits, float32 [B] each."""
+        """Computes the loss of each row, float32 [B], from labels (0 or 1) and logits, float32 [B] each."""
         raise NotImplementedError
 
 
@@ -261,7 +261,7 @@ def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
 
 
 class ObjectiveConfig(ShortModel):
-    """What is minimized besides the logistic loss.
+    """The terms of the objective besides the logistic loss.
 
     Attributes:
         extra: losses of other packages (entry points ``ctr.losses``), by their names, each with ``weight``, ``ramp``
@@ -285,17 +285,17 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def extra_terms(self) -> dict[str, ExtraLoss]:
-        """The losses of other packages by the names of their terms."""
+        """Returns the losses of other packages by the names of their terms."""
         return {f"extra_{name}": loss for name, loss in self.extra.items() if isinstance(loss, ExtraLoss)}
 
     @property
     def label_terms(self) -> dict[str, LabelConfig]:
-        """The further labels by the names of their terms."""
+        """Returns the further labels by the names of their terms."""
         return {f"label_{name}": label for name, label in self.labels.items()}
 
     @property
     def terms(self) -> dict[str, Term]:
-        """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
+        """Returns the configurations of the active terms besides the logistic loss, by name, in the order of the sum."""
         named: dict[str, Term | None] = {"ranking": self.ranking, "distillation": self.distillation}
         named |= self.extra_terms
         named |= {name: getattr(self, name) for name in TERMS if name not in named}

@@ -1,4 +1,4 @@
-"""Time limits of exchanges, and the workers that TensorFlow's coordination service calls lost."""
+"""Time limits of exchanges, and the workers that TensorFlow's coordination service reports as lost."""
 
 import math
 import re

@@ -94,7 +94,7 @@ class FeatureIds:
         values: Vector,
         rows: Rows = None,
     ) -> IdColumn:
-        """Computes the ids of a feature from the values of its source; ``rows``: the row of each value of split lists."""
+        """Computes the ids of a feature from the values of its source; ``rows``: the row of each value of lists."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
             if not feature.has_ids:

@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 class ArmTable(NamedTuple):
-    """Table with rows of arms, which its first column names; ``notes`` say how to read it."""
+    """Table with rows of arms, whose names are in the first column; ``notes`` explain the table."""
 
     title: str
     cells: pd.DataFrame
