@@ -4,12 +4,12 @@ Plain, on the features of both towers::
 
     logit = w . DCN(e_0) + b + sum of linear weights
 
-Factorized, where Q knows the features of the Quality tower alone and U those of the UI tower::
+Factorized, where Q depends on the features of the Quality tower alone and U on those of the UI tower::
 
     logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
-so that the linear weights are still added; an ``Architecture`` without them has neither these terms nor the ones that
-they meet. An ensemble's prediction is the mean of its components' probabilities.
+so that the linear weights are still added; an ``Architecture`` without them lacks these terms and their
+factors. An ensemble's prediction is the mean of its components' probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def forward(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> Scores:
-    """Scores B rows.
+    """Computes the scores of B rows.
 
     Args:
         weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.

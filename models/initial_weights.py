@@ -56,7 +56,7 @@ class _Start(NamedTuple):
 
 
 def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: int) -> dict[str, tf.Tensor]:
-    """Draws the weights of a model but for its embedding tables, float32, by names as ``quality/deep_0/w``.
+    """Draws the weights of a model except its embedding tables, float32, by names such as ``quality/deep_0/w``.
 
     Args:
         widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.

@@ -1,13 +1,13 @@
 """Pooling by attention: combines the embeddings of a row's list, weighted by their similarity to the row's item.
 
-After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that add up to less than 1,
-so that a list without anything alike, or an empty one, gives little or nothing::
+After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that sum to less than 1,
+so that a list without similar items, or an empty one, yields little or nothing::
 
     s_l = x_l . (W q) / sqrt(width) + r_l,    pooled = sum_l e^{s_l} x_l / (1 + sum_l e^{s_l})
 
 for the embeddings x_l of the list, q of the target, and a learned r_l for the position from the end of the list. The
-network also gets ``c * (pooled o W q)``, element by element, where c is 1 over the standard deviation of new
-embeddings: the similarity of both is a sum of these, which hidden layers would learn slowly. All of it is float32.
+network also gets ``c * (pooled o W q)``, elementwise, where c is 1 over the standard deviation of new
+embeddings: the similarity of both is the sum of its elements, which hidden layers would learn slowly. All is float32.
 """
 
 import math

@@ -30,7 +30,7 @@ def query_effect(
         probability, label, weight: p, y and w, float32 [B].
 
     Returns:
-        For each row u, and the share 1 / (1 + s H) of curvature that is left to a weight that the query shares; both
+        For each row u, and the share 1 / (1 + s H) of the curvature of a weight that the whole query shares; both
         float32 [B].
     """
     size = tf.shape(query)[0]
@@ -45,7 +45,7 @@ def query_effect(
 
 
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
-    """Computes the factors 1 / (1 + s H), float32 [B], of the gradient and the curvature that a bias learns from.
+    """Computes the factors 1 / (1 + s H), float32 [B], for the gradient and the curvature of a bias.
 
     ``query``: as in ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
     """
@@ -54,7 +54,7 @@ def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
 
 
 def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
-    """Finds which features have one id in all rows of a query: bool [B, S].
+    """Returns which features have one id in all rows of a query: bool [B, S].
 
     ``single`` has their ids, int32 [B, S]; ``is_row``, bool [B, S], is False for padding.
     """

@@ -295,7 +295,7 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def terms(self) -> dict[str, Term]:
-        """Returns the configurations of the active terms besides the logistic loss, by name, in the order of the sum."""
+        """Returns the configurations of the active terms besides the logistic loss, by name, in the sum's order."""
         named: dict[str, Term | None] = {"ranking": self.ranking, "distillation": self.distillation}
         named |= self.extra_terms
         named |= {name: getattr(self, name) for name in TERMS if name not in named}

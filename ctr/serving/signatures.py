@@ -8,7 +8,7 @@
     ``logit``. A tower takes the columns that its features need. One row of Q goes with any number of rows of U, and
     the other way round.
 ``predict_ids(ids)``
-    ids as a log holds them -> the same; so that logs are scored, which have no raw columns.
+    ids as a log holds them -> the same; it scores logs, which have no raw columns.
 
 Where ids grow, an id is searched among the sorted keys of the ids with individual rows; others use shared rows,
 as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
@@ -71,7 +71,7 @@ NOT_IN_THE_MODEL = (
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` has the column of each."""
+    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` maps these names to columns."""
 
     function: Any
     sources: Mapping[str, str]
@@ -180,7 +180,7 @@ def _values(feature: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """Selects the log's features that the model has, with the parts of its crosses."""
+    """Returns the schema of the log's features that the model has, with the parts of its crosses."""
     return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
@@ -212,9 +212,9 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Names the columns that hold the ids of N rows, of the schema's ``id_type``: ``ids``, [N, F], of single values.
+    """Returns the names of the columns with the ids of N rows, of ``id_type``: ``ids``, [N, F], of single values.
 
-    Of each multivalent feature there are ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
+    Each multivalent feature has ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 
@@ -321,7 +321,7 @@ def _splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
-    """Describes inputs, derived columns and columns not in the model; columns are named as in the whole log."""
+    """Describes inputs, derived columns and columns not in the model; columns have the names of the whole log."""
     kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():

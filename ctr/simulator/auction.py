@@ -224,7 +224,7 @@ def days(config: WorldConfig, world: World) -> Iterator[Day]:
 
 
 def calibrate(config: WorldConfig, world: World) -> World:
-    """Sets the intercept, as far as visibility allows, so that the crude policy's click rate is ``base_ctr``."""
+    """Sets the intercept so that the crude policy's click rate is ``base_ctr``, as far as visibility allows."""
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
@@ -248,7 +248,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and the impressions and clicks that they led to."""
+    """Queries, and their impressions and clicks."""
 
     queries: Queries
     impressions: Impressions
@@ -259,7 +259,7 @@ class Served:
 
 
 def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterator[Served]:
-    """Serves a day's queries, some at a time, in their order."""
+    """Serves a day's queries in their order, in blocks."""
     for begin in range(0, len(day.queries), _CHUNK):
         queries = day.queries.slice(begin, begin + _CHUNK)
         candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
@@ -277,10 +277,10 @@ def interest_logit(
 ) -> np.ndarray | float:
     """Computes the part of a click's logit, [N], that is due to the current interests: ``strength`` or 0.
 
-    Nothing of interests is drawn from the streams of ``world.py``: a world with them has the queries and ads of one
+    Interests use no random numbers of the streams of ``world.py``: a world with them has the queries and ads of one
     without.
 
-    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
+    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. Without interests the result is 0.
     """
     interests = config.interests
     if interests is None:
@@ -298,10 +298,10 @@ def themes_of_ads(interests: InterestsConfig, seed: int, number: np.ndarray) -> 
 def current_themes(
     interests: InterestsConfig, seed: int, user: np.ndarray, time_us: np.ndarray
 ) -> np.ndarray:
-    """Finds the themes that users are interested in at times, int64 [N, at_once]; ``user``, ``time_us``: int64 [N].
+    """Returns the themes of users' interests at times, int64 [N, at_once]; ``user``, ``time_us``: int64 [N].
 
     Each of a user's interests is a Markov process in time since 1970, which draws its theme anew at the points of a
-    Poisson process. They are hashes of seed, user and time, so they do not depend on which times are asked for.
+    Poisson process. They are hashes of seed, user and time, so they do not depend on the requested times.
     """
     lasting, count = duration_us(interests.lasting), interests.at_once
     process = splitmix64((user[:, None] * count + np.arange(count)).ravel().astype(np.uint64))

@@ -19,7 +19,7 @@ EVENTS_FILE = "events.yaml"  # in a directory of raw events: the settings of the
 
 
 class InterestsConfig(StrictModel):
-    """Interests of users that move. Every ad has a theme, which no feature but its id shows.
+    """Moving interests of users. Every ad has a theme, which no feature but its id shows.
 
     Attributes:
         themes: the number of themes of ads.
@@ -48,7 +48,7 @@ class WorldConfig(StrictModel):
         randomized_share: the share of the queries whose ads, order and number are drawn at random.
         randomized_in_log: whether the log contains the randomized queries; if not, only the separate log of
             ``--randomized`` has them.
-        base_ctr: the mean click probability of what the crude policy shows on the first day.
+        base_ctr: the mean click probability of the ads that the crude policy shows on the first day.
         intent: standard deviation of the hidden part of a query's logit: how interested the user is.
         drift: standard deviation of the daily step of the coefficients that drift; 0: all are constant.
         users: the number of users.
@@ -162,7 +162,7 @@ class SimulatorConfig(WorldConfig):
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Raises InputError where a directory for a log or for events holds other content than a simulation writes."""
+    """Raises InputError where a directory for a log or for events has other content than a simulation writes."""
     for log in logs:
         check_log_folder(log)
     if events is not None:

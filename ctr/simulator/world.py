@@ -1,6 +1,6 @@
-"""The simulated world: users, words, topics and advertisers; the ads and queries of each day; and what drifts.
+"""The simulated world: users, words, topics and advertisers; the ads and queries of each day; the random walks.
 
-No policy has any influence on these.
+A policy has no influence on these.
 """
 
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
 def random_stream(seed: int, stream: int, *numbers: int) -> np.random.Generator:
-    """Makes random numbers that depend on the seed, the purpose, and numbers such as the day alone."""
+    """Returns a generator of random numbers that depends on the seed, the purpose, and numbers such as the day."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream, *numbers])))
 
 
 def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), with Zipf's law: p ~ rank^-1.1."""
+    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), by Zipf's law: p ~ rank^-1.1."""
     exponent = 1.1
     limit = (np.asarray(counts, np.float64) + 1) ** (1 - exponent)
     ranks = (1 + (limit - 1) * rng.random(shape)) ** (1 / (1 - exponent))
@@ -51,7 +51,7 @@ def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Parts of the logit that walk from day to day; topics are the ad's, ages the user's."""
+    """Coefficients of the logit that follow a random walk by day; topics are the ad's, ages the user's."""
 
     topic: np.ndarray
     age_topic: np.ndarray
@@ -83,7 +83,7 @@ class World:
 
 
 def draw_world(config: WorldConfig) -> World:
-    """Draws the world of a seed, its intercept still 0."""
+    """Draws the world of a seed, with an intercept of 0."""
     rng = random_stream(config.seed, WORLD_STREAM)
     topics = config.topics
     return World(
@@ -197,7 +197,7 @@ class Retrieval:
 
 
 def retrieval_order(ads: Ads, topics: int) -> Retrieval:
-    """Sorts a day's ads."""
+    """Returns a day's ads in the order of their retrieval."""
     order = np.argsort(-ads.popularity, kind="stable")
     of_topics = order[np.argsort(ads.topic[order], kind="stable")]
     begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])
@@ -226,7 +226,7 @@ class Queries:
 
     @property
     def hour(self) -> np.ndarray:
-        """0 to 23, UTC, [Q]."""
+        """Returns the hour of each query, 0 to 23, UTC, [Q]."""
         return self.time_us % DAY_US // HOUR_US
 
     def slice(self, begin: int, end: int) -> "Queries":
@@ -236,7 +236,7 @@ class Queries:
 
 
 def weekday_of(config: WorldConfig, day: int) -> int:
-    """Finds the weekday of day number ``day`` of the log; 0 is Monday."""
+    """Returns the weekday of day number ``day`` of the log; 0 is Monday."""
     return (config.start.weekday() + day) % 7
 
 
@@ -325,6 +325,6 @@ def draw_candidates(
 
 
 def shown_format(ads: Ads, ad: np.ndarray, richness: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Chooses the format of ads at places from 1; all of one shape. Places high on the page are richer."""
+    """Chooses the format of ads at positions from 1, all of one shape. Formats high on the page are richer."""
     share = _RICH_SHARES[np.minimum(position, len(_RICH_SHARES)) - 1]
     return np.where(richness < share, ads.richest[ad], 0)

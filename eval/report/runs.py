@@ -1,4 +1,4 @@
-"""Runs as a report shows them."""
+"""Data of runs for a report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class RootCounts(BaseModel):
 
 
 class RunFacts(BaseModel):
-    """Content of summary.json beside numbers, as far as a report shows it."""
+    """Content of summary.json besides metrics, as far as a report shows it."""
 
     features: dict[str, FeatureFacts]
     slice_names: dict[str, dict[int, str]]  # by feature and id, in the order of a table
@@ -54,7 +54,7 @@ class RunFacts(BaseModel):
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run with what its files say."""
+    """A run with the content of its files."""
 
     name: str
     look: int  # the run's index, which decides its color

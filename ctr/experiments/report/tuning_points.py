@@ -101,7 +101,7 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -
 
 
 def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
-    """Interpolates the least cost at which the curve reaches the reference's accuracy, as a change: -0.1: a tenth less."""
+    """Interpolates the least cost at which the curve reaches the reference's accuracy, as a change; -0.1 is a tenth."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
     crossing = combined(
