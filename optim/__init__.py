@@ -1,6 +1,6 @@
-"""Optimizers. ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor`` are for the Keras that ``tf.keras`` is here.
+"""Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor``, for the Keras that ``tf.keras`` is.
 
-Importing this package loads neither TensorFlow nor Keras. Each Keras that is loaded by then knows the optimizers
+Importing this package loads neither TensorFlow nor Keras. Each loaded Keras then knows the optimizers
 "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
 
@@ -65,11 +65,11 @@ class _StandIn(str):
 
 
 def register() -> None:
-    """Enters the names of the optimizers in the registry of each Keras that is loaded.
+    """Registers the names of the optimizers in each Keras that is loaded.
 
-    Called where this package is imported, and where one of its classes is first asked for. Where Keras is imported
-    after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
-    stays.
+    It is called when this package is imported, and at the first access to one of its classes. If Keras is imported
+    later, and a name or ``load_model`` is used before any class, call it again. Names that others registered are
+    not replaced.
 
         >>> register()
         >>> importlib.import_module("keras").optimizers.get("shampoo")

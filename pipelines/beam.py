@@ -57,9 +57,9 @@ class _JobServerOptions(PipelineOptions):
 
 
 def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
-    """Reads Beam's options such as ``--runner=...``; by default Beam runs inside this process.
+    """Parses Beam's options such as ``--runner=...``; by default Beam runs inside this process.
 
-    That runner has one worker, in memory. Raises InputError: an option that Beam does not know, or one with which
+    That runner has one worker, in memory. Raises InputError: an unknown option of Beam, or one with which
     Beam would start a server on this machine.
     """
     text = shlex.join(arguments)
@@ -136,7 +136,7 @@ def runs_in_this_process(options: PipelineOptions) -> bool:
 def run_pipeline(
     options: PipelineOptions, build: Callable[[beam.Pipeline], object], stop: Stop = lambda: None
 ) -> None:
-    """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
+    """Builds a pipeline and waits until it is done; a signal from ``stop``, called ten times a second, cancels it.
 
     Raises InputError: a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached or
     has failed.

@@ -1,4 +1,4 @@
-"""Statistics beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
+"""Statistics beyond the gradient of a batch: of rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
 
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_nt at T positions
 and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convolution are its patches)::
@@ -51,7 +51,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities by name, of the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
+    """Quantities by name, in the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -70,8 +70,8 @@ def statistics_of(
     """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
 
     Args:
-        model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
-            are run as in prediction; ``kfra`` is defined for Sequential ones alone.
+        model: a built Keras model, Sequential or Functional, of these layers and layers with no trainable weights, which
+            are run as in prediction; ``kfra`` is defined for Sequential models alone.
         loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.

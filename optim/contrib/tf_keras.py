@@ -92,17 +92,17 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(common.ShampooArguments, _Optimizer):
-    """Shampoo."""
+    """Shampoo for Keras 2."""
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Soap(common.SoapArguments, Shampoo):
-    """Shampoo with the defaults of SOAP."""
+    """SOAP for Keras 2: ``Shampoo`` with the defaults of SOAP."""
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(common.AdafactorArguments, _Optimizer):
-    """Adafactor."""
+    """Adafactor for Keras 2."""
 
 
 class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):

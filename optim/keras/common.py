@@ -45,7 +45,7 @@ def _check_tables(tables: Any) -> None:
 
 
 def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) -> None:
-    """Raises ValueError for a variable of whole or complex numbers."""
+    """Raises ValueError for a variable of integers or complex numbers."""
     for variable, name in zip(variables, names, strict=True):
         dtype = tf.as_dtype(variable.dtype)
         if not dtype.is_floating:
@@ -70,7 +70,7 @@ class OptimizerMixin:
     Attributes:
         title: the optimizer's name in messages.
         option_type: the class of its ``options``.
-        keras_options: names of the options of one Keras alone.
+        keras_options: names of the options that only one Keras has.
         schedule_type: the type of its schedules of learning rates.
     """
 
@@ -126,13 +126,13 @@ class OptimizerMixin:
 
     @property
     def core(self) -> Any:
-        """The optimizer itself, from the first step, or ``build``, on."""
+        """Returns the optimizer's core, which exists from the first step, or ``build``, on."""
         if not hasattr(self, "_core"):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
         return self._core
 
     def exchange(self) -> None:
-        """Exchanges roots, if that is due, where steps that XLA compiles leave it to the time between them."""
+        """Exchanges roots with the host if due; call it between steps that XLA compiles."""
         if self._replicas is None:
             self.core.exchange()
 
@@ -224,8 +224,8 @@ class OptimizerMixin:
 class ShampooArguments:
     """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
-    Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars follow the grafted
-    optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows that a batch touches.
+    Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars use the grafted
+    optimizer (AdaGrad); the rows of embedding tables use AdaGrad on the rows that a batch touches.
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
@@ -246,7 +246,7 @@ class ShampooArguments:
     of several processes, all must save.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
         RuntimeError: XLA compiles the step of several replicas.
 
@@ -288,7 +288,7 @@ class SoapArguments:
         **options: all others of ``Shampoo``, and ``tables`` and ``name``.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
         RuntimeError: XLA compiles the step of several replicas.
     """
@@ -303,7 +303,7 @@ class SoapArguments:
 
 
 class AdafactorArguments:
-    """Adafactor as its paper prints it (Shazeer and Stern, 2018, algorithms 4-6).
+    """Adafactor as printed in its paper (Shazeer and Stern, 2018, algorithms 4-6).
 
         >>> Adafactor(beta1=0.9)
         Adafactor(0.01, beta1=0.9)
@@ -318,7 +318,7 @@ class AdafactorArguments:
         **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' options of ``Shampoo``.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
     """
 
@@ -329,11 +329,11 @@ class AdafactorArguments:
 
 
 class CallbackMixin:
-    """Exchanges roots during ``fit``, and reports how they are doing.
+    """Exchanges roots during ``fit``, and logs counters of roots.
 
-    With ``jit_compile=True`` it has roots computed by the host, between the steps; without it they are
+    With ``jit_compile=True`` the host computes roots between the steps; otherwise they are
     computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
-    epoch, where Keras' History and TensorBoard callbacks that come after it find them. The model's optimizer is
+    epoch, for Keras' History and TensorBoard callbacks that come after it. The model's optimizer is
     Shampoo, or a ``MultiOptimizer`` of Keras 3 with one Shampoo in it.
 
         >>> import tensorflow as tf

@@ -68,17 +68,17 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(common.ShampooArguments, _Optimizer):
-    """Shampoo."""
+    """Shampoo for Keras 3."""
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Soap(common.SoapArguments, Shampoo):
-    """Shampoo with the defaults of SOAP."""
+    """SOAP for Keras 3: ``Shampoo`` with the defaults of SOAP."""
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(common.AdafactorArguments, _Optimizer):
-    """Adafactor."""
+    """Adafactor for Keras 3."""
 
 
 class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):

@@ -74,7 +74,7 @@ class RootExchange:
         ``step`` is an int64 scalar. ``replaced`` is called with the roots [N, d, d] that are about to come into use.
 
         Raises:
-            ValueError: the options ask for eigenbases, which the device does not compute.
+            ValueError: the options require eigenbases, which the device does not compute.
         """
         if not self.blocks.whole.factors:
             return

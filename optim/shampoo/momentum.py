@@ -22,7 +22,7 @@ def moving_gradient(
 
 
 class AveragedGradients:
-    """Averages of the gradients of tensors; nothing without beta1."""
+    """Averages of the gradients of tensors; empty without beta1."""
 
     def __init__(self, beta1: float, blocks: Blocks, tensors: Collection[int], variables: Variables) -> None:
         self.beta1 = beta1
@@ -41,7 +41,7 @@ class AveragedGradients:
 
 
 class Momentum:
-    """Momentum of the directions of tensors (``momentum_step``); nothing without the option."""
+    """Momentum of the directions of tensors (``momentum_step``); empty without the option."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Momentum:
     ) -> dict[int, tf.Tensor]:
         """Returns the steps along averages, by tensor; for a tensor without an average, the direction.
 
-        Averages of tensors that are not ``active``, bool [tensors], stay as they are.
+        Averages of tensors that are not ``active``, bool [tensors], stay unchanged.
         """
         moved, options = dict(directions), self.options
         for index in directions.keys() & self.averages.keys():

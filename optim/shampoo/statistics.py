@@ -77,7 +77,7 @@ class Statistics:
         last: tf.Tensor,
         present: Present = None,
     ) -> None:
-        """Collects the products of gradients, if that is due, of stacks [N, *block] and of tables.
+        """Collects the products of gradients of stacks [N, *block] and of tables, if due.
 
         ``product`` returns G^T G of a table, [1, C, C], by its index; ``last`` is the step of the last exchange.
         Tensors that are not ``present`` have no gradient.
@@ -152,7 +152,7 @@ class Statistics:
         return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
 
     def sums(self, sent: bool = False) -> Sums:
-        """Returns the totals, divisor and identity; ``sent``: as they were sent, before the present window."""
+        """Returns the totals, divisor and identity; ``sent``: those that were sent, before the current window."""
         collections = self.collections.read_value()
         missed = None if self.missed is None else self.missed[0]
         if sent:

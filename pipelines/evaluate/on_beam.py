@@ -58,7 +58,7 @@ def _split(group: RowGroup, side: str, keys: int) -> Iterator[Any]:
 def measure_on_beam(
     sides: Mapping[str, Sequence[RowGroup]], beam_options: Sequence[str], keys: int
 ) -> States:
-    """Collect the states of the sides ``a``, or ``a`` and ``b``, whose queries fall to ``keys`` keys."""
+    """Computes the states of the sides ``a``, or ``a`` and ``b``, on Beam, with the queries hashed to ``keys`` keys."""
     options = read_beam_options(beam_options)
     with contextlib.ExitStack() as stack:
         # Runners on other machines leave the result where both can reach it.

@@ -32,9 +32,9 @@ def _beam() -> Any:
 
 
 def for_workers(location: Location) -> Location:
-    """Returns the absolute path or the address under which workers see a folder.
+    """Returns the absolute path or the address of a folder for workers.
 
-    Raises InputError: no file system of Beam has the address, or Beam would read it as a pattern.
+    Raises InputError: no file system of Beam has the address, or Beam would treat it as a pattern.
     """
     if isinstance(location, Path):
         return location.resolve()

@@ -1,4 +1,4 @@
-"""Options of ``ctr ingest events`` by the way to run the job: as a batch, following folders, or streaming."""
+"""Options of ``ctr ingest events`` by driver: as a batch, following folders, or streaming."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -13,7 +13,7 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True)
 class FollowSettings:
-    """Settings of folders that are followed, by a watch of this process or as the source of a stream."""
+    """Settings of followed folders, for a watch in this process or as the source of a stream."""
 
     poll_seconds: float = 0.5  # between two scans of the folders
     settle_seconds: float = 0.5  # for which a file must not have changed before it is read
@@ -32,7 +32,7 @@ class FollowSettings:
 
 @dataclass(frozen=True)
 class EventOptions:
-    """Options of ``ctr ingest events``, each with its value and help as the command line shows them."""
+    """Options of ``ctr ingest events``, each with its type and help for the command line."""
 
     # Events may come from Kafka instead.
     inputs: Annotated[tuple[Location, ...], "INPUT", "directories of events"] = ()
@@ -56,7 +56,7 @@ class EventOptions:
 
 
 def choose_settings(options: EventOptions) -> FollowSettings | None:
-    """Reads the options of the driver that is asked for; None: a batch, or topics, which are not followed as folders.
+    """Reads the options of the selected driver; None: a batch, or topics, which are not followed as folders.
 
     Raises InputError for flags of no driver, or an option of another one.
     """

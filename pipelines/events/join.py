@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 
 def fate_counters(kind: Kind) -> tuple[str, ...]:
-    """Names the counters of the outcomes of clicks, or of a label's events."""
+    """Returns the names of the counters of the outcomes of clicks, or of a label's events."""
     return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
@@ -48,7 +48,7 @@ class Joined:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether nothing happened in the partition, so that there is nothing to publish."""
+        """Returns whether the partition has no events, so that there is nothing to publish."""
         return not any(self.counters[kind] for kind in ("impressions", *self.unmatched))
 
 

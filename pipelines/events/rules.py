@@ -1,4 +1,4 @@
-"""Rules of which partitions an event belongs to, and when each is closed. Times are microseconds, UTC.
+"""Rules that assign events to partitions and determine when each is closed. Times are microseconds, UTC.
 
 An impression is published in the partition of its query time. A click is needed in every partition that may have its
 impression, and has one *home*, which counts it and reports whether it was matched: the partition of the click's time

@@ -103,7 +103,7 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 @beam.typehints.with_output_types(RawEvents)
 class FollowFiles(beam.DoFn):
-    """Files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
+    """Yields the events of a kind's files as ``RawEvents``, a few files per call, and defers the rest."""
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Location], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings

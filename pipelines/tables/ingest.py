@@ -8,9 +8,9 @@ of each stay in memory.
 
 A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
 back inside the log's folder (``ctr.pipelines.tables.state``) and merged with the rows of the next files, so that the
-log is that of one ingest of all files.
+log equals that of one ingest of all files.
 
-An ingest is committed at one moment: one that was killed before is run again, one that was killed after is completed by
+An ingest is committed in one step: one killed before it is run again, one killed after it is completed by
 the next, and a file that is in the log is not added again.
 """
 
@@ -104,7 +104,7 @@ def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -
 def assign_queries(
     groups: np.ndarray, times: np.ndarray, gap_us: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
+    """Assigns rows to queries: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
     Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
     than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is available
@@ -243,13 +243,13 @@ class IngestSettings:
     """How files are ingested.
 
     Attributes:
-        append: more files will come: the rows of partitions that may still get some are held back, until one comes that
+        append: more files will come: rows of partitions that may still get some are held back, until a row comes that
             is later than the end of the partition by the allowed lateness (and the gap of sessions).
         allowed_lateness_us: microseconds that a row may come later than others.
         max_reject_share: a larger share of rejected rows stops the ingest.
         progress: called with the number of rows read since its last call.
         block_bytes: bytes of a file that are read at a time; they do not change the log.
-        now_us: query times from this one on cause a warning. None: the time of the machine's clock.
+        now_us: query times from this one on cause a warning. None: the current time.
     """
 
     append: bool = False
@@ -265,8 +265,8 @@ def ingest(
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
-    Rows of the inputs count as arriving in their order; without any, and unless more will come (``append``), what is
-    held back is published.
+    Rows of the inputs arrive in the order of the inputs; without inputs, and unless ``append``, the rows held
+    back are published.
 
     Raises InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of
     another schema, or rows of partitions that are closed.

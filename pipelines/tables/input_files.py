@@ -93,7 +93,7 @@ class UnreadableNowError(PassingError):
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """Turns a fault while reading ``path`` into an InputError that names it."""
+    """Converts a fault while reading ``path`` to an InputError that names it."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -109,7 +109,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for other content."""
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst). Raises InputError for other content."""
     compression = _COMPRESSIONS.get(path.suffix)
     encoding = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
@@ -135,7 +135,7 @@ def is_blank(path: Path) -> bool:
 
 
 def folder_keys(path: Path) -> dict[str, str | None]:
-    """Reads the columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+    """Returns the columns of folders such as ``dt=2023-11-14`` above a file, whose values hold for all its rows.
 
     Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a reserved name for a missing value.
     """
@@ -178,12 +178,12 @@ class Chunk:
 
     @property
     def last_row(self) -> int:
-        """The number of the last row that this chunk accounts for, 0 without any."""
+        """Returns the number of the last row that this chunk accounts for, 0 without any."""
         return max([0, *self.rows[-1:].tolist(), *(reject.row for reject in self.rejects)])
 
 
 def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
-    """Appends columns that have one value in all rows; None: it is missing."""
+    """Appends columns with one value in all rows; None: it is missing."""
     table = chunk.table
     for name, value in values.items():
         rows = len(chunk.rows)

@@ -1,4 +1,4 @@
-"""Rejected rows: their places and reasons, and the limit to their share."""
+"""Rejected rows: their positions and reasons, and the limit to their share."""
 
 import json
 from collections import Counter
@@ -92,7 +92,7 @@ class RejectLog:
             )
 
     def write(self) -> None:
-        """Writes one JSON object a line, by file and row; without rejects, removes an earlier run's file."""
+        """Writes one JSON object a line, by file and row; without rejects, removes the file of an earlier run."""
         if not self.rejects:
             self.path.unlink(missing_ok=True)
             return
