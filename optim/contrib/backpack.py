@@ -70,7 +70,7 @@ def statistics_of(
     """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
 
     Args:
-        model: a built Keras model, Sequential or Functional, of these layers and layers with no trainable weights, which
+        model: a built Keras model, Sequential or Functional, of these and of layers without trainable weights, which
             are run as in prediction; ``kfra`` is defined for Sequential models alone.
         loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
