@@ -200,7 +200,7 @@ class ReportedBar:
 
 
 def training_bar(total: int | None) -> Bar | ReportedBar:
-    """Returns the progress bar of a training run; a worker's reports to the process that shows the bar."""
+    """Returns the progress bar of a training run, or in a worker one that sends reports to the process with the bar."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
 
 

@@ -210,7 +210,7 @@ def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
 
 
 def _quantiles(degrees: IntArray) -> FloatArray:
-    """`student_t_quantile` of each [...]; NaN for 0, where one bucket says nothing of spread."""
+    """`student_t_quantile` of each [...]; NaN for 0, where one bucket has no spread."""
     quantiles = np.full(degrees.shape, math.nan)
     # Computed on demand and cached: a table for all degrees takes longer than the metrics of a window.
     for degree in np.unique(degrees[degrees > 0]):

@@ -1,6 +1,6 @@
 """Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor``, for the Keras that ``tf.keras`` is.
 
-Importing this package loads neither TensorFlow nor Keras. Each loaded Keras then knows the optimizers
+Importing this package loads neither TensorFlow nor Keras. Each loaded Keras then recognizes the optimizers
 "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
 

@@ -44,7 +44,7 @@ _CANCEL_SECONDS = 60
 
 
 class _JobServerOptions(PipelineOptions):
-    """Options that Beam in Python or its job server knows; an option that neither knows is refused."""
+    """Options of Beam in Python or its job server; any other option is refused."""
 
     def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:

@@ -1,6 +1,6 @@
 """Functions of ``import ctr``, each with the result of the command of the same name.
 
-Bad input raises ``ctr.io.errors.InputError``, whose message is what the command prints.
+Bad input raises ``ctr.io.errors.InputError``, with the message of the command.
 """
 
 from collections.abc import Mapping, Sequence

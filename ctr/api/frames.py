@@ -195,7 +195,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
-    """Compares predictions of the same rows like ``evaluate_difference``; a is the baseline. Raises InputError."""
+    """Compares predictions of the same rows, a as the baseline. Raises InputError: the rows differ."""
     if len(a.label) != len(b.label):
         raise InputError(f"{a.where} has {len(a.label):,} rows, {b.where} {len(b.label):,}; {_SAME_ROWS}")
     if (differs := (a.label != b.label) | (a.weight != b.weight) | (a.query_id != b.query_id)).any():

@@ -1,6 +1,6 @@
 """Typed configuration: strict models, read from YAML, changed by ``key=value``; begin here.
 
-Each part of the system defines its model in its folder; this module holds what they share. ``schema`` makes the JSON
+Each part of the system defines its model in its folder; this module holds the shared parts. ``schema`` makes the JSON
 Schema of a model's file, the only description of its keys; ``reference`` prints it as ``ctr config`` does.
 """
 

@@ -1,7 +1,7 @@
 """Plug-ins: losses, networks and rules of columns that installed packages add, each under a unique name.
 
 A package names a class at an entry point of one of the groups below. The class, a ``StrictModel``, is both the keys of
-the plug-in in a configuration, ``{NAME: {...}}``, and what it computes with them. It is imported when a configuration
+the plug-in in a configuration, ``{NAME: {...}}``, and its computation. It is imported when a configuration
 names it, and only then.
 """
 

@@ -98,7 +98,7 @@ class Derived(ShortModel):
 
     @property
     def rule(self) -> ColumnRule | None:
-        """The rule of another package."""
+        """Returns the rule of another package, or None without ``plugin``."""
         return next((rule for rule in self.plugin.values() if isinstance(rule, ColumnRule)), None)
 
     @property

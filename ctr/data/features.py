@@ -80,7 +80,7 @@ class Category(FeatureBase):
         max_values: maximum number of values per row.
         keep: which end of a longer row is used: the first or the last values; ``last`` suits histories that grow at
             their end.
-        history: the values are no column, but those of earlier rows of the log. The feature is multivalent, its name is
+        history: the values are no column, but earlier rows' values in the log. The feature is multivalent, its name is
             its source, and it has the ``buckets`` or the ``vocabulary`` of the feature that is listed. A server sends
             the values under the feature's name, the latest one last.
     """

@@ -1,7 +1,7 @@
 """Histories: for each row, the last values of earlier rows with the same key, such as the items a user clicked.
 
-A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: what a
-server could have known when it answered the query, if it learns of a row ``after`` later. So no row sees its own query,
+A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: the
+values that a server has when it answers the query, if rows arrive ``after`` later. So no row sees its own query,
 nor the future, whatever later rows hold.
 """
 

@@ -134,7 +134,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError."""
+    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError: damage."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():

@@ -173,7 +173,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """Reads rows shard by shard from position ``start`` on, with query times in [begin, end). Raises InputError."""
+    """Reads rows from position ``start`` on, with query times in [begin, end). Raises InputError: a damaged shard."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

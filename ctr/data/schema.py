@@ -162,7 +162,7 @@ class Schema(ShortModel):
     def inputs(self) -> dict[str, InputKind]:
         """Raw columns that the features read, each once, with the type of each.
 
-        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that is
+        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, also for a column that is
         read both as a number and as a category or text.
         """
         kinds: dict[str, InputKind] = {}

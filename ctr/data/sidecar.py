@@ -35,7 +35,7 @@ _RESERVED = {
 
 
 class SidecarManifest(StrictModel):
-    """One partition of a sidecar. Times are those of the log's partition, in microseconds."""
+    """One partition of a sidecar. Times are the log's partition's, in microseconds."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int

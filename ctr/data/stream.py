@@ -1,4 +1,4 @@
-"""Rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
+"""Rows of a log that a run reads: the rows of a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -37,7 +37,7 @@ def _once(values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
 
 
 Changes = Annotated[dict[str, Any], AfterValidator(_without_seed)]
-"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces the earlier value."""
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_once)]
 
 BASELINE = "baseline"  # name of the arm that every other one is compared with
@@ -82,7 +82,7 @@ class ArmConfig(BaselineConfig):
         title: its name in tables and plots; empty: its key.
         retrain: the names in the experiment's ``retrain`` by which its runs are retrained. Null: all of them.
         against: the arm that it is compared with.
-        paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
+        paper: numbers that a paper reports for it: short texts by name of the column (accuracy, training_cost,
             ...).
     """
 
@@ -186,7 +186,7 @@ _ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """Reads an experiment, and its training configuration before any arm's changes. Raises InputError."""
+    """Reads an experiment, and its training configuration before any arm's changes. Raises InputError if wrong."""
     where = f"experiment {path}"
     experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)

@@ -1,6 +1,6 @@
 """Compiled loops on disk: later processes load what XLA compiled for this processor, with the same bits.
 
-TensorFlow reads and writes them in a folder of the process alone, which begins with links to what the store has::
+TensorFlow reads and writes them in a folder of the process alone, which begins with links to the store's loops::
 
     ~/.cache/ctr/loops/MACHINE-SHA256-NAME     a loop that TensorFlow calls NAME
     ~/.cache/ctr/loops/process-*/NAME          of a process; new ones move to the store when it ends

@@ -23,7 +23,7 @@ _JOINED = 160  # maximum number of characters of texts that an error joins with 
 
 
 class InputError(Exception):
-    """Bad input: a message of one line that says what is wrong, where, and what is allowed.
+    """Bad input: the message is one line with the fault, its place, and the allowed values.
 
     The command line prints the message after ``error:`` and exits with ``status``, without a traceback. The hint says
     what to do; it is on a separate line where both together are long.

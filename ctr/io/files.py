@@ -212,7 +212,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 class HashingFile(RawIOBase):
-    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+    """Writes to a file front to back and hashes the written bytes, so that the file need not be read again."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
         self._file, self._digest = file, digest

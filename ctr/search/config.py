@@ -87,7 +87,7 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """Reads the search of a YAML file, and its training configuration without changes. Raises InputError."""
+    """Reads the search of a YAML file, and its training configuration without changes. Raises InputError if wrong."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
     return search, alike_in_arms(training_content(path, where, search.base, search.config))

@@ -1,7 +1,7 @@
 """One network that holds all candidates of a search: masks make it equal to a smaller one (FF 3.2).
 
-A candidate's weights are those of the network times masks of ones and zeros, which are variables, so that no candidate
-is compiled anew. With M_i the mask of layer i's units and R_i that of its bottleneck,
+A candidate's weights are the network's times masks of ones and zeros, which are variables, so that no candidate
+is compiled again. With M_i the mask of layer i's units and R_i the mask of its bottleneck,
 
     deep layer      h_i = activation(h_s W_i + b_i)         W_i := M_s' W_i M_i,   b_i := b_i M_i
     bottleneck      h_i = activation(h_s U_i V_i + b_i)     U_i := M_s' U_i R_i,   V_i := V_i M_i

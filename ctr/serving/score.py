@@ -91,9 +91,9 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads. Raises InputError.
+    """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads.
 
-    The scores of a log without labels have neither labels nor weights.
+    A log without labels yields neither labels nor weights. Raises InputError: other features, no row, or damage.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)

@@ -201,7 +201,7 @@ def crude_policy(config: WorldConfig, world: World) -> Policy:
 
 @dataclass(frozen=True)
 class Day:
-    """The world on a day; ``number``: of the log, from 0."""
+    """The world on a day; ``number`` counts the days of the log from 0."""
 
     number: int
     queries: Queries

@@ -33,7 +33,7 @@ QUERIES_PER_DAY_LIMIT = 10**6
 ADS_PER_QUERY_LIMIT = 64
 
 TRUTH = "truth"
-"""The sidecar with what is true of each example: the ``probability`` of a click, which is ``quality`` times
+"""The sidecar with the hidden truth of each example: the ``probability`` of a click, which is ``quality`` times
 ``visibility`` (float32), and whether the user ``examined`` it (bool). Training never reads it.
 """
 
@@ -69,7 +69,7 @@ class Counts:
 
 @dataclass
 class Simulation:
-    """World that serves days, and its folders: the log's, then those of logs of randomized queries alone."""
+    """World that serves days, and its folders: the log's, then the folders of logs of randomized queries alone."""
 
     config: WorldConfig
     world: World

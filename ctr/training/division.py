@@ -87,7 +87,7 @@ def share_of_table(
         ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, or of a mirrored table
         those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
         ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
-        the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
+        the W * P rows that it gets from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
     part = pad_references(layout, _part_of_plan(layout, plan, division), division.capacity)

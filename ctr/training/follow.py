@@ -248,7 +248,7 @@ def _follow(
 
 
 class _Patience:
-    """Decides how long to wait and whether to go on; all workers agree, as they tell each other at every poll."""
+    """Decides how long to wait and whether to continue, alike in all workers, which exchange it at every poll."""
 
     def __init__(self, process: Process, polling: Polling) -> None:
         self.process, self.workers, self._polling = process, process.workers, polling

@@ -137,7 +137,7 @@ def open_session(
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
+            environment or log, or in use, exports requested without an exporter, or inputs that differ by worker.
         WorkerLostError: another worker was lost.
     """
     process = process or Process()
@@ -287,8 +287,8 @@ class Session:
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
 
-        Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
-        where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
+        Raises LearningError: all is written, but nothing was learned, or the weights are useless; Interrupted:
+        ``stop``, called after each batch, returned a reason, and a checkpoint has all; or InputError: see ``advance``.
         """
         run = self.run
         while True:

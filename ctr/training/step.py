@@ -318,7 +318,7 @@ class Step:
     def _sum_over_workers(
         self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
     ) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay local.
+        """Sums loss, gradients and curvatures over the workers that divide a batch; logits stay local.
 
         For divided tables this worker gets the sums of the rows that it holds.
         """

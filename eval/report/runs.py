@@ -21,7 +21,7 @@ _DETAILS_SHOWN = 5
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fault = tuple[str, float, list[str]]
-"""What went wrong, how often, and the first of them, or what they were."""
+"""A kind of fault: its title, its count or share, and the first faults or a description."""
 
 
 class FeatureFacts(BaseModel):

@@ -16,7 +16,7 @@ FF = ShampooOptions(
     start_preconditioning_step=50,
 )
 """FF 4.2: AdaGrad's step size for each layer, Nesterov momentum of the preconditioned gradient, blocks, and roots
-L^(-1/4) in float64 on the host, every 50 steps and while the device goes on. FF gives no number of steps and no
+L^(-1/4) in float64 on the host, every 50 steps and while the device continues. FF gives no number of steps and no
 damping; that is relative here."""
 
 PSO = ShampooOptions(

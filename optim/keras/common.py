@@ -103,7 +103,7 @@ class OptimizerMixin:
         raise NotImplementedError
 
     def _checked(self, rate: Any) -> Any:
-        """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
+        """Returns a schedule unchanged, a number as a float. Raises ValueError for a rate that no step can use."""
         # In a graph a tensor has no value yet.
         if isinstance(rate, self.schedule_type) or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
             return rate

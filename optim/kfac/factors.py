@@ -82,7 +82,7 @@ def whole_damping(matrices: Factors | Units, damping: float) -> tf.Tensor:
 
 
 def damped_inverses(matrices: Factors | Units, damping: tf.Tensor) -> Factors | Units:
-    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, of their shapes."""
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, in equal shapes."""
     if isinstance(matrices, Units):
         return Units(inverse(matrices.fisher, damping))
     root, ratio = tf.sqrt(damping), pi(matrices)

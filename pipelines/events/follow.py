@@ -210,7 +210,7 @@ class _Job:
     def read(self, units: Sequence[Unit]) -> None:
         """Stores the events of units in the spool.
 
-        Arrivals before the present clock are too late for what is closed by it, whenever they are read.
+        Arrivals before the current clock are too late for the partitions that it closed, whenever they are read.
         """
         with ThreadPoolExecutor(self.threads) as pool:
             reports = list(pool.map(self._spool, units))
@@ -315,7 +315,7 @@ class _Job:
 
 
 class _Watch(_Job):
-    """Rounds of a watch: it knows the files that were read, and when the last one of each kind was seen."""
+    """Rounds of a watch: remembers the files that were read, and when the last one of each kind was seen."""
 
     threads = 1
 

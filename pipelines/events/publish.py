@@ -206,7 +206,7 @@ def _teacher(model: Path) -> Any:
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Pins the teacher's model to the log's first one, else the newest. Raises InputError for other features."""
+    """Returns the mapping with its teacher pinned to the log's first one, else the newest; InputError: bad features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -144,7 +144,7 @@ def read_start(path: Path, size: int = START_BYTES) -> str:
 
 
 def _input_of(path: Path, label: str | None) -> dict[str, Any]:
-    """Infers the ``input`` of a mapping from a file's content; InputError where it is no table."""
+    """Infers the ``input`` of a mapping from a file's content. Raises InputError where it is no table."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return {"type": "parquet"}

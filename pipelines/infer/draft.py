@@ -167,7 +167,7 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
 def _decide_roles(
     columns: Columns, options: Options, label: LabelColumn, time: TimeColumn | None
 ) -> dict[str, Decision]:
-    """Returns the columns that are used for a role alone, by their names; InputError where a column has two."""
+    """Returns the columns that are used for a role alone, by name. Raises InputError where a column has two."""
     rule = label.rule
     value = f"{rule.value:g}" if isinstance(rule.value, float) else repr(rule.value)
     role = "label" if rule.op is None else f"label {rule.op} {value}"

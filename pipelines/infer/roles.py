@@ -217,7 +217,7 @@ def time_readings(column: Column) -> list[TimeColumn]:
 
 
 def read_time(text: str, columns: Columns) -> TimeColumn:
-    """Reads the time that ``--time`` names, in the specified form or the only one that fits. Raises InputError."""
+    """Reads the time that ``--time`` names. Raises InputError: no form fits, or several do and none is specified."""
     # A column may have = in its name.
     named = [column for column in columns if text == column or text.startswith(f"{column}=")]
     name = max(named, key=len, default=text.partition("=")[0])

@@ -137,7 +137,7 @@ def show_bytes(column: pa.Array) -> pa.Array:
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
-    """Parses numbers or text as float64 (int64 if ``whole``); null and empty text stay missing. Raises InputError."""
+    """Parses numbers or text as float64 (int64 if ``whole``), missing for null and empty text. InputError: bad type."""
     target = pa.int64() if whole else pa.float64()
     kind = column.type
     if is_text(kind):
@@ -163,7 +163,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
-    """Parses lists of numbers, or text, as lists of float32, empty where missing or bad. Raises InputError."""
+    """Parses lists of numbers, or text, as lists of float32, empty if missing or bad. InputError: other types."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.float32())), np.zeros(len(column), bool)
     if is_text(column.type):
@@ -329,7 +329,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Parses [N] int64 ids, 0 where missing: integers and their text (12.0 too), else a hash. Raises InputError."""
+    """Parses [N] int64 ids, 0 if missing: integers and their text (12.0 too), else a hash. InputError: bad type."""
     kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing

@@ -467,7 +467,7 @@ class _Ingest:
             remove_temporaries(folder)
 
     def _reject_closed(self, spill: PartitionSpill, starts: Sequence[int]) -> None:
-        """Rejects the rows of published partitions; InputError where they are too many."""
+        """Rejects the rows of published partitions. Raises InputError if there are too many."""
         closed = []
         for start in starts:
             table, duplicates = sorted_once(spill.pop(start))
@@ -493,7 +493,7 @@ class _Ingest:
     def _hold(
         self, spill: PartitionSpill, starts: Sequence[int], added: Sequence[InputFile], last_time: int
     ) -> HeldRows | None:
-        """Stores the rows of open partitions; held rows that were not read stay as they are."""
+        """Stores the rows of open partitions; held rows that were not read stay unchanged."""
         before = self._state.held
         if not starts:
             return before if self._held is None else None

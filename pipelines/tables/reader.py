@@ -188,7 +188,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
-    """Returns the times from which rows hold, [K] int64 microseconds; InputError for a missing or unreadable time."""
+    """Returns the times from which rows hold, [K] int64 microseconds. Raises InputError: a missing or bad time."""
     name = str(valid_from.column)
     column = table.column(name).combine_chunks()
     try:

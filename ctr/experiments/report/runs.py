@@ -195,7 +195,7 @@ def _last_line(path: Path) -> str:
 
 
 def pass_flops(costs: ArmCosts) -> float | None:
-    """Returns the FLOPs of learning, for each row of the log."""
+    """Returns the FLOPs of learning per row of the log; None if unknown."""
     return _product(costs.train_flops, costs.learned_share)
 
 

@@ -286,7 +286,7 @@ def _make_room(folder: Path, needed: int) -> None:
 
 
 def newest_position(folder: Path) -> tuple[int, int]:
-    """Returns the rows that the newest sound checkpoint has scored, and that it has learned from; 0 without one."""
+    """Returns the numbers of rows scored and learned from at the newest sound checkpoint; 0 without one."""
     # Loads pyarrow, without which a finished run is printed.
     from ctr.training.run.position import Position
 

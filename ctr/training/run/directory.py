@@ -309,7 +309,7 @@ def only_publisher(out: Path, wait: bool) -> Iterator[None]:
 
 
 def drop_models_after(out: Path, examples: int) -> None:
-    """Deletes the models of positions after ``examples``, the newest first; durably."""
+    """Deletes the models of positions after ``examples``, the newest first, and flushes the folder to disk."""
     if not out.is_dir():
         return
     with only_publisher(out, wait=True):

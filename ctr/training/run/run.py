@@ -299,7 +299,7 @@ class Run:
             observer.batch(Turn(batch.is_new, scored, learned, terms))
 
     def _record_scored(self, source: int, batch: Batch, scores: Scores, begin: int = 0) -> list[Scored]:
-        """Notes the rows of a log, whose scores stand from ``begin`` on."""
+        """Records the rows of a log, whose scores begin at ``begin``."""
         self._record_read(list(self._log_paths)[source], batch)
         rows = slice(begin, begin + len(batch.rows))
         if not len(batch.rows):

@@ -185,7 +185,7 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
 def _take_dense(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
 ) -> list[Line]:
-    """Copies dense weights by name and shape, and the optimizer's state if it knows the same weights."""
+    """Copies dense weights by name and shape, and the optimizer's state if it covers the same weights."""
     names, old_names = (
         [*dense_shapes(side.config.model, side.config.objective, side.layouts)] for side in (new, old)
     )
