@@ -49,7 +49,7 @@ class Record(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """Output of the command line."""
+    """Functions of the command line for the steps: messages, progress bars, and the import of TensorFlow."""
 
     say: Callable[[str], None]
     width: int  # characters of a line

@@ -158,7 +158,7 @@ class StreamingAUC(LogitHistogram):
 
 
 def _tied_pairs(weight: FloatArray) -> float:
-    """Share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
+    """Computes the share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
     # Column by column: NumPy sums over rows of two far slower.
     negative, positive = weight[:, 0].sum(), weight[:, 1].sum()
     if not (negative > 0 and positive > 0):
@@ -167,7 +167,7 @@ def _tied_pairs(weight: FloatArray) -> float:
 
 
 def _auc(negative: FloatArray, positive: FloatArray) -> FloatArray:
-    """AUC [...] from the weights of non-clicks and of clicks by ascending score, each [..., B]."""
+    """Computes AUC [...] from the weights of non-clicks and of clicks by ascending score, each [..., B]."""
     # As shares, unlike the products of two classes' weights, they neither overflow nor vanish.
     with np.errstate(invalid="ignore"):
         share = negative / negative.sum(axis=-1, keepdims=True)

@@ -262,7 +262,7 @@ def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
 
 
 def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Weight, weight * label and weight * probability of each row, each [N]."""
+    """Computes weight, weight * label and weight * probability of each row, each [N]."""
     return rows.weight, np.where(rows.label, rows.weight, 0.0), rows.weight * rows.probability
 
 
@@ -281,7 +281,7 @@ def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
 
 
 def _ratio_estimate(sums: FloatArray) -> Estimate:
-    """Predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
+    """Computes predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
     # A bucket without clicks still counts: it has predicted ones.
     estimate = _mean_estimate(sums[..., 2], sums[..., 1])
     return replace(estimate, occupied=sums[..., 0] > 0)

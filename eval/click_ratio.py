@@ -55,7 +55,7 @@ def poisson_limits(count: int) -> tuple[float, float]:
 
 
 def _mean_with(count: int, probability: float) -> float:
-    """Mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
+    """Solves for the mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
     low, high = 0.0, 10.0 + 3.0 * (count + 1)
     while True:
         mean = (low + high) / 2

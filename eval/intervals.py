@@ -160,7 +160,7 @@ def student_t_quantile(degrees: int) -> float:
 
 
 def _central_probability(theta: float, degrees: int) -> float:
-    """P(abs(T) <= sqrt(degrees) * tan(theta)) for a Student variable T."""
+    """Computes P(abs(T) <= sqrt(degrees) * tan(theta)) for a Student variable T."""
     sine, cosine = math.sin(theta), math.cos(theta)
     odd = degrees % 2
     term = cosine if odd else 1.0
@@ -172,7 +172,7 @@ def _central_probability(theta: float, degrees: int) -> float:
 
 
 def _margin(replicates: FloatArray, occupied: BoolArray) -> FloatArray:
-    """Half-width of a symmetric interval [...], from the replicates [K, ...]."""
+    """Computes the half-width of a symmetric interval [...], from the replicates [K, ...]."""
     buckets = occupied.sum(axis=0)
     masked = np.where(occupied, replicates, 0.0)
     mean = masked.sum(axis=0) / np.maximum(buckets, 1)
@@ -210,7 +210,7 @@ def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
 
 
 def _quantiles(degrees: IntArray) -> FloatArray:
-    """`student_t_quantile` of each [...]; NaN for 0, where one bucket has no spread."""
+    """Computes `student_t_quantile` of each [...]; NaN for 0, where one bucket has no spread."""
     quantiles = np.full(degrees.shape, math.nan)
     # Computed on demand and cached: a table for all degrees takes longer than the metrics of a window.
     for degree in np.unique(degrees[degrees > 0]):

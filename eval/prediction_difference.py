@@ -111,7 +111,7 @@ def _prediction_columns(name: str, table: pd.DataFrame) -> tuple[IntArray, IntAr
 
 
 def _row_difference(first: npt.ArrayLike, second: npt.ArrayLike) -> FloatArray:
-    """abs(p1 - p2) / ((p1 + p2) / 2) of each example, 0 where both are 0; float64 [N]."""
+    """Computes abs(p1 - p2) / ((p1 + p2) / 2) of each example, 0 where both are 0; float64 [N]."""
     p1 = checked_probabilities("first", first)
     p2 = checked_probabilities("second", second)
     check_same_length(first=p1, second=p2)

@@ -55,7 +55,7 @@ class _StandIn(str):
     """A registered name that Keras makes an optimizer from, as it would from a class.
 
     It is a string because Keras, when it loads a model that was compiled with ``optimizer="shampoo"``, replaces the
-    string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
+    string by the object registered under it and passes that to ``compile``, which takes strings and no classes.
     """
 
     adapter: str

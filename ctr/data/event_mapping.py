@@ -240,7 +240,7 @@ class EventMapping(ShortModel):
 
     @property
     def sources(self) -> dict[str, EventSource]:
-        """The sources of events by kind: ``impressions``, ``clicks``, and the name of each label."""
+        """Returns the sources of events by kind: ``impressions``, ``clicks``, and the name of each label."""
         return {"impressions": self.impressions, "clicks": self.clicks, **self.labels}
 
     @property
@@ -253,7 +253,7 @@ class EventMapping(ShortModel):
 
     @property
     def windows_us(self) -> dict[str, tuple[int, int]]:
-        """The window and the late window of the events of clicks and of each label, in microseconds."""
+        """Returns the window and the late window of the events of clicks and of each label, in microseconds."""
         windows = {"clicks": self.click_window} | {name: label.window for name, label in self.labels.items()}
         return {
             kind: (duration_us(window), duration_us(self.late_window or window))
@@ -266,7 +266,7 @@ class EventMapping(ShortModel):
 
     @property
     def show_window_us(self) -> int:
-        """Maximum time from a query to its impressions, in microseconds; 0 without ``impressions.timestamp``."""
+        """Returns the maximum time from a query to its impressions, in microseconds; 0 without ``timestamp``."""
         if self.impressions.timestamp is None:
             return 0
         return sum(self.windows_us["clicks"]) if self.show_window is None else duration_us(self.show_window)

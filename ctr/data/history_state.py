@@ -171,7 +171,7 @@ class Histories:
 
 
 def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> HistoryRows:
-    """Selects, in order, the rows with a key and a value, only clicked ones if the history asks for these."""
+    """Selects, in order, the rows with a key and a value, only clicked ones if the history requires it."""
     keys, values = ids[history.by], ids[history.of]
     counts = (keys != MISSING_ID) & (values != MISSING_ID)
     if history.where == "clicked":

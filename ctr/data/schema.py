@@ -160,7 +160,7 @@ class Schema(ShortModel):
 
     @property
     def inputs(self) -> dict[str, InputKind]:
-        """Raw columns that the features read, each once, with the type of each.
+        """Returns the raw columns that the features read, each once, with the type of each.
 
         ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, also for a column that is
         read both as a number and as a category or text.

@@ -63,7 +63,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """Name for people, unique among the calls."""
+        """Returns the name of the call for people, which is unique."""
         return self.owner if self.seed is None else f"{self.owner} seed {self.seed}"
 
     @property
@@ -72,12 +72,12 @@ class Call:
 
     @property
     def folder(self) -> str:
-        """Run directory, relative to the folder of the experiment."""
+        """Returns the run directory, relative to the folder of the experiment."""
         return f"runs/{self.name}"
 
     @property
     def failure(self) -> str:
-        """File of errors of a failed call, relative to the folder of the experiment."""
+        """Returns the file of errors of a failed call, relative to the folder of the experiment."""
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     def what_lacks(self, folders: Folders) -> str:

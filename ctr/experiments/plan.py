@@ -126,7 +126,7 @@ class Plan(Record):
         return next(arm for arm in self.arms if arm.name == name)
 
     def reference(self, arm: PlannedArm) -> PlannedArm | None:
-        """Arm that ``arm`` is compared with; None for the baseline."""
+        """Returns the arm that ``arm`` is compared with; None for the baseline."""
         if arm.name == self.baseline:
             return None
         return self.arm(arm.against or self.baseline)
@@ -136,7 +136,7 @@ class Plan(Record):
         return [other for other in self.arms if other.of == arm.name]
 
     def as_json(self) -> dict[str, Any]:
-        """Content of plan.json; dates among an arm's settings, which YAML parses, become text."""
+        """Returns the content of plan.json; dates among an arm's settings, which YAML parses, become text."""
         return self.model_dump(mode="json", by_alias=True)
 
 

@@ -48,7 +48,7 @@ class Term(Protocol):
 
     @property
     def ramp(self) -> Ramp:
-        """Ramp that multiplies the term."""
+        """Returns the ramp that multiplies the term."""
 
 
 class RankingConfig(StrictModel):

@@ -273,7 +273,7 @@ def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor)
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """Computes p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    """Computes p (1 - p), the logistic loss's second derivative by the logit, at least ``_LEAST_CURVATURE``."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 

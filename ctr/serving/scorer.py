@@ -157,7 +157,7 @@ def _function(
 
 
 def _hashable(column: Any) -> list[Any]:
-    """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
+    """Returns a column's values as parts of a key; numbers by their bits, because NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.int64:

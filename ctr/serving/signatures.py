@@ -309,7 +309,7 @@ def _growing_rows(
 
 
 def _splitmix64(values: tf.Tensor) -> tf.Tensor:
-    """``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
+    """Computes ``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
 
     def folded(values: tf.Tensor, shift: int) -> tf.Tensor:
         return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))

@@ -98,7 +98,7 @@ class WorldConfig(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Start of the first day in microseconds since 1970, UTC."""
+        """Returns the start of the first day in microseconds since 1970, UTC."""
         start = datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC)
         return int(start.timestamp()) * 1_000_000
 

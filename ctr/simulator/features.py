@@ -67,7 +67,7 @@ def _named(numbers: np.ndarray, names: tuple[str, ...]) -> pa.DictionaryArray:
 
 
 def _joined_words(words: np.ndarray) -> pa.Array:
-    """[M, K] word numbers, ``NO_WORD`` for none -> M texts."""
+    """Converts word numbers, [M, K], ``NO_WORD`` for none, to M texts."""
     return pa.array([" ".join(f"w{word}" for word in row if word != NO_WORD) for row in words.tolist()])
 
 

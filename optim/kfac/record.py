@@ -131,7 +131,7 @@ def check_inputs(model: Any, inputs: tf.Tensor) -> None:
 
 
 def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | None, Any]:
-    """Returns a layer's product, its tensors in the shapes of the layer, and what follows it; None: it has none."""
+    """Returns a layer's product, its tensors in the layer's shapes, and the activation after it; None: no product."""
     if is_normalization(layer):
         if not in_training or not layer.trainable:
             return None, None

@@ -242,10 +242,10 @@ def _times_by_unit(column: pa.Array, unit: str) -> tuple[pa.Array, Bad]:
 
 
 def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
-    """Converts what the clocks of the time's zone show to UTC, int64 microseconds; without a zone it is UTC.
+    """Converts local times in the time's zone to UTC, int64 microseconds; without a zone they are UTC.
 
-    Refuses what the clocks never show (summer time begins) and, unless the mapping says which of the two is meant, what
-    they show twice (it ends).
+    Refuses local times that do not exist (summer time begins) and, unless ``time.ambiguous`` is set, those that occur
+    twice (it ends).
     """
     if time.zone is None:
         return local, bad

@@ -448,9 +448,9 @@ class _Ingest:
         return staged
 
     def _remove_leftovers(self, due: Sequence[int], staged: Sequence[Manifest]) -> None:
-        """Deletes what no manifest names of partitions that were due, now or in a killed ingest.
+        """Deletes the files of due partitions that no manifest names, of this or of a killed ingest.
 
-        Before partitions that are published, readers would take the manifests of such shards for lost.
+        If later partitions are published, readers would consider the manifests of such shards lost.
         """
         out, published = self._out, list_partitions(self._out)
         manifests = [*self._completed, *read_state(out).publishing]

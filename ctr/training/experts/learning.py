@@ -121,7 +121,7 @@ def _of_prediction(
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes query effects for logits [n, B], and what is left; no gradient flows through them."""
+    """Computes ``query_effect`` for each of the logits [n, B]: both results, [n, B]; no gradient flows through them."""
     results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))

@@ -427,7 +427,7 @@ class IdMap:
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
         """Restores the ``to_arrays`` of a map with these arguments, also of another number of workers.
 
-        All workers restore their maps at once. ``entries``: that map's; None: this worker has all. Raises
+        All workers restore their maps at once. ``entries``: ``entries`` of that map; None: ``arrays`` have all. Raises
         ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()

@@ -68,7 +68,7 @@ def default_slices(
     """Returns the three features whose slices differ most in calibration, the most different first.
 
     At the end of a short pass the recorded predictions are joined with the ids of the rows. Of the features with a
-    value a row and few values, the result has those whose slices are the furthest from calibrated, beyond chance:
+    value per row and few values, the result has those whose slices are the furthest from calibrated, beyond chance:
 
         score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 

@@ -148,7 +148,7 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
 
 
 def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Unpacks a sum of packed gradients: all members that know the group of a row agree on it."""
+    """Unpacks a sum of packed gradients; all members that have the group of a row agree on it."""
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
