@@ -145,7 +145,7 @@ def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.T
 
 
 def _delay_us(chance: np.ndarray, mean: float, late_share: float, late_mean: float) -> np.ndarray:
-    """Draws exponential delays of two kinds, int64 [N] in microseconds, from means in seconds and uniform ``chance``."""
+    """Draws exponential delays of two kinds, int64 [N] in microseconds; means in seconds, ``chance`` uniform [N, 2]."""
     means = np.where(chance[:, 0] < late_share, late_mean, mean)
     return (-np.log1p(-chance[:, 1]) * means * 1e6).astype(np.int64)
 
