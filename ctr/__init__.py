@@ -1,6 +1,6 @@
 """Single-pass training of click-through-rate models on time-ordered logs.
 
-The functions do what the commands do, for paths and for frames; each is imported when it is first used.
+The functions correspond to the commands, for paths and for frames; each is imported when it is first used.
 """
 
 import importlib

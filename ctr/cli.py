@@ -1,4 +1,4 @@
-"""Command line ``ctr``: its commands, and how their errors are reported. ``--help`` loads no TensorFlow."""
+"""Command line ``ctr``: its commands, and the output of their errors. ``--help`` loads no TensorFlow."""
 
 import contextlib
 import io
@@ -63,7 +63,7 @@ _COMPLETE = "_CTR_COMPLETE"  # the environment variable by which a shell asks fo
 
 
 def make_commands() -> Group:
-    """Makes the command ``ctr`` with all its subcommands; a command's module is imported when its usage is read."""
+    """Makes the command ``ctr`` with all its subcommands; a command's module is imported when the command is used."""
     formats: list[click.Command] = [
         Command(name, "cli_logs", "ingest_format", name, text=f"Ingest {files}.")
         for name, files in FORMATS.items()
@@ -81,7 +81,7 @@ def make_commands() -> Group:
 
 
 def read_words(arguments: Sequence[str]) -> click.Context:
-    """Reads the options before a command; ``context.command.invoke(context)`` reads the rest and runs the command."""
+    """Parses the options before a command; ``context.command.invoke(context)`` parses the rest and runs the command."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
     return make_commands().make_context("ctr", [*arguments], obj=[*arguments], **settings)
 

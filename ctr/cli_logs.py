@@ -1,4 +1,4 @@
-"""Commands that make logs, and ``ctr quickstart``. Each loads its modules when it runs."""
+"""Commands that create logs, and ``ctr quickstart``. Each imports its modules when it runs."""
 
 import functools
 import shutil
@@ -29,7 +29,7 @@ def quickstart(
     out: Annotated[Path | None, "DIR", "output directory (FILE's name with -quickstart); resumes"] = None,
     label: Annotated[Text, "RULE", "column, or 'rating>=4'; without it: lists what it could be"] = None,
     time: Annotated[Text, "COLUMN[=FORM]", _TIME] = None,
-    query: Annotated[Text, "COLUMN", "column of the query (none: each row is its own)"] = None,
+    query: Annotated[Text, "COLUMN", "column of the query (none: each row is a query)"] = None,
     session_gap: Annotated[
         Text, "DURATION", "with --query: a longer pause, e.g. 30m, begins a new one"
     ] = None,
@@ -64,7 +64,7 @@ def simulate(
     days: Annotated[int | None, "N", "whole days to simulate"] = None,
     config: Annotated[Path | None, "FILE", "YAML file with the world's settings"] = None,
     out: NewLog,
-    randomized: Annotated[Path | None, "LOG", "also write the randomized traffic to a log of its own"] = None,
+    randomized: Annotated[Path | None, "LOG", "also write the randomized traffic to a separate log"] = None,
     events: Annotated[Path | None, "DIR", "also write the same traffic as raw impressions and clicks"] = None,
     events_format: Annotated[Text, "NAME", "format of --events: parquet (default), jsonl or csv"] = None,
     set_: Annotated[
@@ -94,7 +94,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class IngestOptions:
-    """Usage of ``ctr ingest FORMAT``."""
+    """Parameters of ``ctr ingest FORMAT``."""
 
     # Without any, the rows that are held back are published.
     inputs: Annotated[tuple[Path, ...], "INPUT", "files or directories"] = ()
@@ -108,7 +108,7 @@ class IngestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(IngestOptions):
-    """Usage of ``ctr ingest table``."""
+    """Parameters of ``ctr ingest table``."""
 
     mapping: Annotated[Path, "FILE", "YAML file that names columns and features"]
 
@@ -140,7 +140,7 @@ def _ingest(options: IngestOptions, mapping: "Mapping") -> None:
         mapping = without_labels(mapping)
     check_reject_share(options.max_reject_share)
     input_files(options.out, mapping, options.inputs, options.append)
-    # Only n-grams are made by it.
+    # Only n-grams require TensorFlow.
     if any(feature.kind == "text" for feature in mapping.features):
         load_tensorflow()
     from ctr.pipelines.tables.ingest import IngestSettings, ingest
@@ -166,7 +166,7 @@ def sample(
     name: Annotated[str, "NAME", "name of the sampling and of the sidecar that it writes"],
     config: Annotated[Path | None, "FILE", "YAML file with rates and conditions"] = None,
     out: Annotated[
-        Path | None, "LOG", "write the kept examples to a log of their own instead of a sidecar"
+        Path | None, "LOG", "write the sampled examples to a separate log instead of a sidecar"
     ] = None,
     set_: Annotated[
         Texts, "KEY=VALUE", "change a setting, e.g. salt=3; repeatable", keys_of("sampling")

@@ -1,6 +1,6 @@
 """Output of the command line: results, messages and progress.
 
-A worker that another process started reports to that process instead, which prints for all of them.
+A worker that another process started sends reports to that process, which prints for all workers.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def note(text: str) -> None:
 
 
 def print_stopped(text: str, status: int) -> None:
-    """Prints where the command was stopped; ``status`` is its exit status."""
+    """Prints that a stop was requested, and where the command stopped; ``status`` is its exit status."""
     report("stopped", text=text, status=status)
     say(text, text, logging.WARNING, exit_status=status)
 
@@ -103,7 +103,7 @@ _RUNNING_METRICS = {
 
 
 class Bar:
-    """Progress bar on a terminal, a line a minute on another standard error; begins at 0. The clock has seconds."""
+    """Progress bar on a terminal, else a line a minute on standard error; begins at 0. ``clock`` returns seconds."""
 
     def __init__(self, total: int | None, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         from tqdm import tqdm
@@ -151,13 +151,13 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows, without delay, an activity other than learning; an empty word ends it."""
+        """Shows an activity other than learning without delay; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)
 
     def lag(self, position: int, lag: tuple[int, float], metrics: Mapping[str, Any]) -> None:
-        """Shows a position, and how far it is behind a log that grows."""
+        """Shows a position, and its distance to the end of a growing log."""
         is_new = position != self._bar.n
         self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
         self(position, metrics)
@@ -170,7 +170,7 @@ class Bar:
 
 
 class ReportedBar:
-    """Progress of a worker, reported to the process that started it, which has the bar."""
+    """Progress of a worker, reported to the process that started it, which shows the bar."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Any] | None = None
@@ -200,7 +200,7 @@ class ReportedBar:
 
 
 def training_bar(total: int | None) -> Bar | ReportedBar:
-    """Makes the progress bar of a training run; a worker reports to the process that has the bar."""
+    """Returns the progress bar of a training run, or in a worker one that sends reports to the process with the bar."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
 
 
@@ -226,20 +226,20 @@ def show_report(reported: Report, bar: Bar) -> str:
 
 
 def says_json() -> bool:
-    """Returns whether standard error takes JSON."""
+    """Returns whether standard error is formatted as JSON."""
     return isinstance(sys.stderr, JsonLines)
 
 
 def is_json() -> bool:
-    """Returns whether the command that runs prints its result as JSON."""
+    """Returns whether the running command prints its result as JSON."""
     return click.get_current_context().meta.get(JSON_KEY, False)
 
 
 def command_words() -> list[str]:
-    """Returns the command line of the running command, without ``ctr``."""
+    """Returns the words of the running command, without ``ctr``."""
     return list(click.get_current_context().obj)
 
 
 def print_result(result: dict[str, Any], text: str) -> None:
-    """Prints a result as text, or as JSON where that is asked for."""
+    """Prints a result as text, or as JSON with ``--json``."""
     print(json.dumps(result, indent=1) if is_json() else printable(text))

@@ -1,11 +1,11 @@
-"""Commands by click: a function's signature is its usage, and its docstring its help. Loads no TensorFlow.
+"""Commands by click: a function's signature defines its usage, and its docstring its help. Loads no TensorFlow.
 
-Positional parameters are words of the command, the others its options. An annotation has the type, the name of the
-value and the help, and after these maybe a function that completes a value::
+Positional parameters are arguments of the command, the others its options. An annotation has the type, the name of the
+value and the help, and then optionally a function that completes a value::
 
     def sample(log: Annotated[Path, "LOG", "directory of the log"], *, out: Annotated[Path | None, "DIR", "..."] = None)
 
-A flag has no value; what may come several times is a tuple. Where options go to other functions, the command takes a
+A flag has no value; a repeatable option is a tuple. A command that passes its options to other functions takes a
 dataclass, whose fields are the parameters.
 """
 
@@ -39,7 +39,7 @@ def keys_of(kind: str, ending: str = "=") -> Callable[[str], list[str]]:
 
 
 class LocalPath(click.ParamType[Path | str]):
-    """A path of this machine's file system; an address, such as ``s3://bucket``, is bad input, or a text."""
+    """A local path, or with ``takes_addresses`` the text of an address such as ``s3://bucket``."""
 
     name = "path"
 
@@ -68,9 +68,9 @@ class _Choice(click.Choice[str]):
 
 
 class Command(click.Command):
-    """A command of a function in a module of this package, which is imported when the command is used.
+    """A command that calls a function of a module of this package; the module is imported when the command is used.
 
-    ``bound``: the function's first arguments, which are not part of the usage.
+    ``bound``: the function's first arguments, which are no parameters of the command.
     """
 
     def __init__(self, name: str, module: str, function: str, *bound: str, text: str = "") -> None:
@@ -100,7 +100,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands under the titles of the help; ``listed``: the titles with the commands of each."""
+    """A group of commands, listed by the help under titles; ``listed``: the commands of each title."""
 
     def __init__(self, name: str, listed: Mapping[str, list[click.Command]], **more: Any) -> None:
         commands = [command for below in listed.values() for command in below]
@@ -112,7 +112,7 @@ class Group(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes all commands, each with the first paragraph of its help."""
+        """Writes all commands, each with the first paragraph of its help text."""
         for title, commands in self._listed.items():
             for command in commands:
                 if isinstance(command, Command):
@@ -158,7 +158,7 @@ def _flag(names: list[str], text: str, act: Callable[[click.Context], object]) -
 
 
 def common_options() -> list[click.Parameter]:
-    """Makes the options that stand before commands and among their other options."""
+    """Returns the options that every command takes, before or after its name."""
     form = "form of what goes to standard error: text, or one JSON object a line (text)"
     return [
         _flag(["-v", "--verbose"], "report files, devices and times", lambda context: set_verbosity(1)),

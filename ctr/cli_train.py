@@ -1,4 +1,4 @@
-"""Command ``ctr train``: alone, as one worker of a cluster, or as the process that starts and watches workers."""
+"""Command ``ctr train``: as a single process, as a worker of a cluster, or as the process that starts the workers."""
 
 import dataclasses
 import logging
@@ -31,7 +31,7 @@ has_joined = False
 
 @dataclass(frozen=True)
 class Options:
-    """Usage of ``ctr train``."""
+    """Parameters of ``ctr train``."""
 
     log: Log
     _: KW_ONLY

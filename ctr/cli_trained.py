@@ -1,4 +1,4 @@
-"""Commands on existing runs, models, logs and configurations. Each loads its modules when it runs."""
+"""Commands on existing runs, models, logs and configurations. Each imports its modules when it runs."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def score(
 
 @dataclass(frozen=True)
 class TriesOptions:
-    """Usage of ``ctr replay``, and of ``ctr search`` but for the name of the file."""
+    """Parameters of ``ctr replay``, and of ``ctr search`` except the name of the file."""
 
     file: Annotated[Path | None, "EXPERIMENT", "YAML file with the arms"] = None
     _: KW_ONLY
@@ -91,7 +91,7 @@ class TriesOptions:
 
 @dataclass(frozen=True)
 class SearchOptions(TriesOptions):
-    """Usage of ``ctr search``."""
+    """Parameters of ``ctr search``."""
 
     file: Annotated[Path | None, "SEARCH", "YAML file with the space and the target"] = None
     _: KW_ONLY
@@ -189,7 +189,7 @@ def evaluate(
     prediction: Annotated[Text, "COLUMN", "with --label: the probabilities"] = None,
     logit: Annotated[Text, "COLUMN", "with --label: the logits, instead of the probabilities"] = None,
     query: Annotated[
-        Text, "COLUMN", "with --label: the queries, of any type (none: each row is its own)"
+        Text, "COLUMN", "with --label: the queries, of any type (none: each row is a query)"
     ] = None,
     weight: Annotated[Text, "COLUMN", "with --label: the weights (none: each row counts once)"] = None,
     slice_: Annotated[

@@ -24,11 +24,11 @@ report {out}/student {out}/default {out}/logistic --out {out}/report.html
 
 def check_demo_folder(out: Path) -> None:
     """Raises InputError where a directory is neither empty nor one of ``ctr demo``."""
-    # The log is made first.
+    # Every demo has it, because the log is written first.
     check_output_folder(out, "a demo", lambda path: (path / "simulated").is_dir())
 
 
 def demo_commands(out: Path, examples: int) -> list[list[str]]:
-    """Returns the words of each command, in order; none repeats work whose result is in ``out``."""
+    """Returns the arguments of each command, in order; commands skip work whose result is in ``out``."""
     values = {"out": out, "examples": examples, "here": Path(__file__).parent}
     return [[word.format(**values) for word in shlex.split(line)] for line in _COMMANDS.strip().splitlines()]

@@ -1,4 +1,4 @@
-"""Loading of TensorFlow, which takes long and prints notices."""
+"""Loads TensorFlow, which takes long and prints notices."""
 
 import contextlib
 import gc
@@ -18,7 +18,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
     """Imports TensorFlow without its notices, which ignore the log level, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
-    TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.
+    TensorFlow itself. Code that uses ``tf.keras`` later still gets it. A command that trains caches compiled loops.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     printed = b""
@@ -48,7 +48,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
 def importing() -> Iterator[None]:
     """Excludes imported objects from garbage collection: TensorFlow alone has 400,000, which stay.
 
-    It would scan all of them several times during the imports, and now and then later. SIGINT is delayed.
+    The collector would scan all of them during the imports, and now and then later. SIGINT is delayed.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()

@@ -2,12 +2,12 @@
 
 ::
 
-    OUT/quickstart.json    the command's input, and the mapping that the log was made with
-    OUT/mapping.yaml       how the table is read, to be read and edited
+    OUT/quickstart.json    the command's input, and the mapping of the log
+    OUT/mapping.yaml       the mapping of the table, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
 
-Each step is done once: the same command goes on where it was interrupted.
+Each step is done once: the same command continues an interrupted one.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Record(StrictModel):
 
     input: str  # the table, as an absolute path
     files: dict[str, int]  # sizes in bytes
-    options: dict[str, Any]  # the options that were given
-    columns: tuple[dict[str, str], ...]  # the shown use of each column, with the reason
+    options: dict[str, Any]  # the options of the command
+    columns: tuple[dict[str, str], ...]  # the use of each column that the command prints, with the reason
     strongest: tuple[tuple[str, float], ...] = ()  # see ``strongest_columns``
     mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
     ingested: dict[str, Any] | None = None  # counts of the ingest; null until it is complete
@@ -49,7 +49,7 @@ class Record(StrictModel):
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """Output of the command line."""
+    """Functions of the command line for the steps: messages, progress bars, and the import of TensorFlow."""
 
     say: Callable[[str], None]
     width: int  # characters of a line
@@ -68,13 +68,13 @@ def default_out(path: Path) -> Path:
 def run_quickstart(
     path: Path, out: Path, options: Options, tools: Tools, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Writes a mapping, ingests, trains and writes the report; existing results are not made again.
+    """Writes a mapping, ingests, trains and writes the report; skips steps whose results exist.
 
-    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: the use of each; ``strongest``: of the
     strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
-    same by hand. With ``dry_run`` it stops at the mapping, and returns ``mapping``, ``columns`` and ``commands``.
-    Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output directory of another
-    table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    same steps as commands. With ``dry_run`` it stops at the mapping; returns ``mapping``, ``columns`` and ``commands``.
+    Raises InputError: an unreadable table, a missing or impossible role, an output directory of another
+    table, or as ``ctr ingest`` and ``ctr train`` do.
     """
     check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
     record = _begin(path, out, options, tools)
@@ -109,7 +109,7 @@ def run_quickstart(
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
-    """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
+    """Formats the end of the command for people: metrics, the commands that repeat each step, and the report."""
     lines = [summary_text(out / RUN, result["summary"])]
     strongest = strongest_text([(column["column"], column["auc"]) for column in result["strongest"]])
     lines += [strongest] if strongest else []
@@ -180,7 +180,7 @@ def _write_record(out: Path, record: Record) -> None:
 
 
 def _check_mapping(out: Path, record: Record) -> Record:
-    """Refuses a log that was made with another mapping; returns the record with the present one's hash."""
+    """Returns the record with the mapping's hash. Raises InputError if the log was ingested with another one."""
     sha256 = hashlib.sha256((out / MAPPING).read_bytes()).hexdigest()
     begun = (out / LOG / "manifests").is_dir() and bool(list_partitions(out / LOG))
     if begun and record.mapping_sha256 not in (None, sha256):

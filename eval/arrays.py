@@ -46,7 +46,7 @@ def _checked(
 def checked_ids(name: str, values: npt.ArrayLike) -> IntArray:
     """Returns `values` as int64 [N]; refuses all but signed integers.
 
-    Unsigned ones of 2**63 and more would change their value, and with it the query they belong to.
+    Unsigned ones of 2**63 and more would change their value, and with it their query.
     """
     column = np.asarray(values)
     _check_one_dimensional(name, column)
@@ -63,14 +63,14 @@ def check_same_length(**columns: npt.NDArray[np.generic]) -> None:
 
 
 def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
-    """`numerator` / `denominator` (each broadcast to [...]), NaN where the denominator is 0."""
+    """Computes `numerator` / `denominator` (each broadcast to [...]), NaN where the denominator is 0."""
     below = np.asarray(denominator, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below != 0, np.divide(numerator, below), np.nan)
 
 
 def sigmoid(logit: npt.ArrayLike) -> FloatArray:
-    """1 / (1 + exp(-logit)), without overflow; float64 [...]."""
+    """Computes 1 / (1 + exp(-logit)), without overflow; float64 [...]."""
     logit = np.asarray(logit, dtype=np.float64)
     decay: FloatArray = np.exp(-np.abs(logit))
     numerator: FloatArray = np.where(logit >= 0, 1.0, decay)
@@ -78,7 +78,7 @@ def sigmoid(logit: npt.ArrayLike) -> FloatArray:
 
 
 def row_logloss(label: BoolArray, logit: FloatArray) -> FloatArray:
-    """-log of the probability that `logit` [N] gives to `label` [N], in nats, float64 [N].
+    """Computes -log of the probability that `logit` [N] gives to `label` [N], in nats, float64 [N].
 
     Computed as max(z, 0) + log(1 + exp(-abs(z))) with z = -logit for a click and z = logit otherwise, which
     neither overflows nor loses the loss of a confident prediction (a probability rounded to 1 would).

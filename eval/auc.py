@@ -28,9 +28,9 @@ _FINE_PER_LOGIT = FINE_BINS / (2 * LOGIT_LIMIT)
 
 
 class LogitHistogram(SumState):
-    """Metric weights by logit and class: finely over all queries, coarsely per query bucket.
+    """Metric weights by logit and class: fine bins over all queries, coarse bins per query bucket.
 
-    Bins are half-open, [low, high): 1/2048 logit the fine ones, 1/32 the coarse ones. About 7 MB, most of it
+    Bins are half-open, [low, high): fine ones of 1/2048 logit, coarse ones of 1/32. About 7 MB, most of it
     zero.
     """
 
@@ -73,19 +73,19 @@ class LogitHistogram(SumState):
         self.clipped[:] = 0
 
     def coarse_weight(self) -> FloatArray:
-        """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
+        """Returns the weight in each coarse bin over all queries and both classes, float64 [1024]."""
         weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)
         return weight
 
     def used_bins(self) -> tuple[slice, slice]:
-        """Fine bins, and the coarse bins that they make up, outside which there is no weight."""
+        """Returns the fine bins, and the coarse bins that contain them, outside which there is no weight."""
         used = np.flatnonzero(self.coarse_weight())
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
         return slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE), slice(first, end)
 
 
 def logit_bin(logit: FloatArray) -> IntArray:
-    """Fine bin of each logit [N], int64 [N] in 0..65535."""
+    """Returns the fine bin of each logit [N], int64 [N] in 0..65535."""
     offset = np.clip(logit, -LOGIT_LIMIT, LOGIT_LIMIT)
     offset += LOGIT_LIMIT
     offset *= _FINE_PER_LOGIT
@@ -93,7 +93,7 @@ def logit_bin(logit: FloatArray) -> IntArray:
 
 
 def coarse_edges() -> FloatArray:
-    """Logits between which the coarse bins lie, float64 [1025]; the outermost are infinite."""
+    """Returns the logits at the edges of the coarse bins, float64 [1025]; the outermost are infinite."""
     edges = np.linspace(-LOGIT_LIMIT, LOGIT_LIMIT, COARSE_BINS + 1)
     edges[[0, -1]] = -np.inf, np.inf
     return edges
@@ -103,9 +103,9 @@ _COARSE_TIES = 0.1
 
 
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
-    """Exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
+    """Computes the exact weighted ROC AUC, by sorting; NaN when a class is absent (or has no weight).
 
-    ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError for others.
+    ``label`` is 0 or 1 [N], ``score`` finite [N], ``weight`` [N] at least 0. Raises ValueError otherwise.
 
     Example:
         >>> roc_auc(label=[0, 1, 0, 1], score=[0.1, 0.4, 0.4, 0.8])
@@ -131,7 +131,7 @@ class StreamingAUC(LogitHistogram):
 
     which is about 1e-4 for logits of standard deviation 1. The error is far less: it reaches the bound only if
     every pair inside a bin is ordered the same way; true ties are in the bound too. `result` and its bound use
-    fine bins (1/2048 logit), the replicates coarse ones (1/32 logit): of those only the spread is used. Where
+    fine bins (1/2048 logit), the replicates coarse ones (1/32 logit), which serve the spread alone. Where
     coarse bins tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation
     below 0.1), the spread would be too small, and the interval is undefined.
     """
@@ -141,12 +141,12 @@ class StreamingAUC(LogitHistogram):
         return float(_auc(self.fine[fine, 0], self.fine[fine, 1]))
 
     def error_bound(self) -> float:
-        """Largest possible distance of `result` from the exact AUC; NaN when a class is absent."""
+        """Returns the largest possible distance of `result` from the exact AUC; NaN when a class is absent."""
         fine, _ = self.used_bins()
         return _tied_pairs(self.fine[fine]) / 2
 
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates; NaN replicates where coarse bins tie too much."""
+        """Returns `result` with its delete-one-bucket replicates; NaN replicates where coarse bins tie too much."""
         fine, coarse = self.used_bins()
         weight, per_bucket = self.fine[fine], self.coarse[:, coarse]
         others = all_but_one(per_bucket)
@@ -158,7 +158,7 @@ class StreamingAUC(LogitHistogram):
 
 
 def _tied_pairs(weight: FloatArray) -> float:
-    """Share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
+    """Computes the share of pairs of a non-click and a click that fall into one bin, from their weights [B, 2]."""
     # Column by column: NumPy sums over rows of two far slower.
     negative, positive = weight[:, 0].sum(), weight[:, 1].sum()
     if not (negative > 0 and positive > 0):
@@ -167,7 +167,7 @@ def _tied_pairs(weight: FloatArray) -> float:
 
 
 def _auc(negative: FloatArray, positive: FloatArray) -> FloatArray:
-    """AUC [...] from the weights of non-clicks and of clicks by ascending score, each [..., B]."""
+    """Computes AUC [...] from the weights of non-clicks and of clicks by ascending score, each [..., B]."""
     # As shares, unlike the products of two classes' weights, they neither overflow nor vanish.
     with np.errstate(invalid="ignore"):
         share = negative / negative.sum(axis=-1, keepdims=True)

@@ -41,11 +41,11 @@ class Calibration(SumState):
             self.sums[:, column] += np.bincount(rows.bucket, values, BUCKETS)
 
     def result(self) -> float:
-        """Bias: weighted mean label minus weighted mean probability; NaN without rows."""
+        """Returns the bias: weighted mean label minus weighted mean probability; NaN without rows."""
         return float(_bias(self.sums.sum(axis=0)))
 
     def prediction_ratio(self) -> float:
-        """Predicted clicks over clicks: above 1 the model promises too much; NaN without clicks."""
+        """Returns predicted clicks over clicks: above 1 the model over-predicts; NaN without clicks."""
         _, label, prediction = self.sums.sum(axis=0)
         return float(ratio(prediction, label))
 
@@ -53,7 +53,7 @@ class Calibration(SumState):
         return _ratio_estimate(self.sums)
 
     def ratio_interval(self) -> tuple[float, float]:
-        """The 95% interval of `prediction_ratio`, also of few clicks; NaN without clicks."""
+        """Returns the 95% interval of `prediction_ratio`, also for few clicks; NaN without clicks."""
         low, high = click_ratio_interval(self.ratio_estimate(), self.sums[:, 1])
         return float(low), float(high)
 
@@ -62,7 +62,7 @@ class Calibration(SumState):
 
 
 class SliceCalibration:
-    """Calibration, logloss and AUC by the ids of one feature, one id a slice; unseen ids appear as they come.
+    """Calibration, logloss and AUC by the ids of one feature, one slice per id; new ids get slices as they occur.
 
     A time window is an id too: ``query_time // window``; so is a fingerprint of 64 bits. Memory is 40 bytes for each
     pair of a slice and a query bucket that occurs, and 24 for each pair of a slice and a bin of logits, at most 16 kB a
@@ -76,7 +76,7 @@ class SliceCalibration:
         self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
-        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, also of weight 0."""
+        """Adds a batch; ``ids`` int64 [rows.examples], one for each row read, including weight 0."""
         import pandas as pd
 
         checked = checked_ids("slice ids", ids)
@@ -158,10 +158,10 @@ class SliceCalibration:
         return dense[..., 0].sum(axis=0), bias, quotient(difference(prediction, label), prediction)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """State as plain arrays, C pairs of slice and bucket in ascending order.
+        """Returns the state as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64
-        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place *
+        ``id``: int64 [S], ascending. ``key``: int64 [C], index into ``id`` * 256 + bucket. ``sums``: float64
+        [4, C]: weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], index *
         256 + bin of the logit. ``bin_sums``: float64 [2, D], weight of non-clicks and of clicks.
         """
         ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
@@ -169,7 +169,7 @@ class SliceCalibration:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Reads what `to_arrays` wrote; raises ValueError for anything else."""
+        """Inverts `to_arrays`; raises ValueError for anything else."""
         if set(arrays) != _STATE:
             raise ValueError(f"SliceCalibration has arrays {sorted(_STATE)}, got {sorted(arrays)}")
         tables = (
@@ -222,11 +222,11 @@ def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) ->
 
 
 def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
-    """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
+    """Computes the bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
 
-    A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
-    differ a little, and a prediction that very many rows share leaves other deciles empty: NaN but weight 0.
-    Ten rows: low, high (probabilities between which the decile lies), weight, mean_label, mean_prediction,
+    A bin (1/32 logit wide) belongs whole to the decile of its middle, so the deciles' weights
+    differ a little, and a prediction that very many rows share leaves other deciles empty: NaN, with weight 0.
+    Ten rows: low, high (the range of probabilities of the decile), weight, mean_label, mean_prediction,
     bias with ci95_low and ci95_high, calibration_ratio with ``_low`` and ``_high``.
     """
     weight = histogram.coarse_weight()
@@ -262,7 +262,7 @@ def calibration_buckets(histogram: LogitHistogram) -> "pd.DataFrame":
 
 
 def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Weight, weight * label and weight * probability of each row, each [N]."""
+    """Computes weight, weight * label and weight * probability of each row, each [N]."""
     return rows.weight, np.where(rows.label, rows.weight, 0.0), rows.weight * rows.probability
 
 
@@ -281,7 +281,7 @@ def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
 
 
 def _ratio_estimate(sums: FloatArray) -> Estimate:
-    """Predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
+    """Computes predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
     # A bucket without clicks still counts: it has predicted ones.
     estimate = _mean_estimate(sums[..., 2], sums[..., 1])
     return replace(estimate, occupied=sums[..., 0] > 0)
@@ -317,8 +317,8 @@ def _bias_table(ids: IntArray, sums: FloatArray) -> "pd.DataFrame":
 class KeyedSums:
     """A growing table: key -> `width` sums of float64.
 
-    Each key has its sums in exactly one place, so they depend on the values added and their order alone.
-    Sorted arrays hold them: a large one, and a small one of keys first seen lately, which moves into the large
+    Each key has exactly one entry, so its sums depend on the values added and their order alone. The entries
+    are in sorted arrays: a large one, and a small one of recently added keys, which is merged into the large
     one when it has grown to an eighth of it; inserting straight into the large one would copy it with every
     batch.
     """

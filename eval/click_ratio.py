@@ -1,8 +1,8 @@
 """Predicted over actual clicks: its interval, and the verdict on a model's calibration.
 
-The interval is that of the jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms.
-Of few clicks, and of none in a replicate, the jackknife knows little. Below `FEW_CLICKS` clicks, the
-predicted clicks P are taken as given and the actual ones as a Poisson count n, whose mean has the exact
+The interval is a jackknife over query buckets (`ctr.eval.intervals`), on the scale of logarithms.
+With few clicks, or none in a replicate, the jackknife is unreliable. Below `FEW_CLICKS` clicks, the
+predicted clicks P are taken as fixed and the actual ones as a Poisson count n, whose mean has the exact
 limits of Garwood (Biometrika 28, 1936):
 
    interval = [P / upper(n), P / lower(n)]
@@ -30,7 +30,7 @@ Verdict = Literal["good", "near", "wrong", ""]
 
 
 def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Ends of the 95% interval of predicted over actual clicks, each [...]; NaN without clicks.
+    """Computes the 95% interval of predicted over actual clicks, both ends [...]; NaN without clicks.
 
     ``clicks`` are [K, ...], by bucket or group of buckets.
     """
@@ -49,13 +49,13 @@ def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatA
 
 @cache
 def poisson_limits(count: int) -> tuple[float, float]:
-    """Exact 95% limits of the mean of a Poisson variable that is `count`, at least 1 (Garwood 1936)."""
+    """Computes exact 95% limits of the mean of a Poisson variable with the value `count`, at least 1 (Garwood 1936)."""
     tail = (1 - CONFIDENCE) / 2
     return _mean_with(count - 1, 1 - tail), _mean_with(count, tail)
 
 
 def _mean_with(count: int, probability: float) -> float:
-    """Mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
+    """Solves for the mean of a Poisson variable that is at most `count` with `probability`, by bisection."""
     low, high = 0.0, 10.0 + 3.0 * (count + 1)
     while True:
         mean = (low + high) / 2
@@ -69,9 +69,9 @@ def _mean_with(count: int, probability: float) -> float:
 
 
 def judge(value: float | None, low: float | None, high: float | None) -> Verdict:
-    """Verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near, neither.
+    """Returns a verdict: good, the interval comes within 3% of 1; wrong, it lies outside 0.9 to 1.1; near, neither.
 
-    Empty where the ratio or its interval is undefined.
+    Returns an empty text if the ratio or its interval is undefined.
     """
     if value is None or low is None or high is None:
         return ""
@@ -81,7 +81,7 @@ def judge(value: float | None, low: float | None, high: float | None) -> Verdict
 
 
 def describe(value: float | None, low: float | None, high: float | None) -> str:
-    """Verdict of `judge` in words."""
+    """Describes the verdict of `judge` in words."""
     if value is None:
         return "undefined: no clicks"
     side = f"{'over' if value > 1 else 'under'}-predicts by {display.percent(abs(value - 1))}"
@@ -98,7 +98,7 @@ def describe(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def distance(estimate: Estimate) -> Estimate:
-    """Distance of ratios from 1, replicate by replicate: abs(log ratio), alike for twice and half the clicks."""
+    """Computes the distance of ratios from 1, by replicate: abs(log ratio), equal for twice and half the clicks."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(
             np.abs(np.log(estimate.point)), np.abs(np.log(estimate.replicates)), estimate.occupied

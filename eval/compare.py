@@ -1,4 +1,4 @@
-"""Two runs over the same log, side by side."""
+"""Compares two runs over the same log."""
 
 import math
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summe
 
 
 def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
-    """Metrics of two runs over the same examples and their paired difference, b - a.
+    """Compares metrics of two runs over the same examples, with their paired difference, b - a.
 
-    The interval pairs the runs query bucket by query bucket, so it is far narrower than the runs' own
-    intervals: most of their spread comes from the queries. Rows auc, per_query_auc, logloss,
+    The interval pairs the runs query bucket by query bucket, so it is far narrower than the interval of
+    each run: most of the spread comes from the queries. Rows auc, per_query_auc, logloss,
     normalized_entropy, calibration_bias, calibration_ratio (index ``metric``); columns a, b, difference,
     relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the difference), significant (the
     interval excludes 0), no_interval (why there is none, else empty), verdict (of calibration_ratio: whose
@@ -67,7 +67,7 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
 
 
 def compared_records(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Makes JSON of rows of ``compare``, by metric."""
+    """Converts rows of ``compare`` to JSON, by metric."""
     return {
         str(metric): {
             **{key: json_number(row[key]) for key in ("a", "b", "difference")},
@@ -105,7 +105,7 @@ class ScoredExamples:
     class_weight: FloatArray  # [K, 2], weight of non-clicks and of clicks by query bucket
 
     def same_as(self, other: "ScoredExamples") -> bool:
-        """Returns whether counts are equal, and weights up to rounding, since the runs' batches may differ."""
+        """Returns whether counts are equal, and weights up to rounding, because the runs' batches may differ."""
         counts_agree = self.examples == other.examples and self.queries == other.queries
         return counts_agree and np.allclose(self.class_weight, other.class_weight, rtol=1e-9, atol=0)
 

@@ -23,7 +23,7 @@ VERDICT_WIDTH = len("not significant")
 
 
 def verdict(metric: str, difference: float, significant: bool | None) -> str:
-    """Verdict on a difference b - a: better, worse, differs (no better side), not significant, no interval."""
+    """Returns the verdict on b - a: better, worse, differs (no better side), not significant, or no interval."""
     if significant is None:
         return "no interval"
     if not significant:
@@ -34,7 +34,7 @@ def verdict(metric: str, difference: float, significant: bool | None) -> str:
 
 
 def decimals_for(low: float | None, high: float | None) -> int:
-    """Digits after the point with which an interval's half-width shows two digits; 5 without an interval."""
+    """Returns the decimals that show two digits of an interval's half-width; 5 without an interval."""
     if low is None or high is None or not 0 < (half := (high - low) / 2) < math.inf:
         return _DECIMALS
     return min(max(1, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
@@ -42,7 +42,7 @@ def decimals_for(low: float | None, high: float | None) -> int:
 
 @dataclass(frozen=True)
 class Number:
-    """A number with the ends of its interval, as tables, JSON and CSV show it.
+    """A number with the ends of its interval, for tables, JSON and CSV.
 
     None for a missing number or end, NaN for an undefined one.
     """
@@ -56,14 +56,14 @@ class Number:
         return decimals_for(self.low, self.high)
 
     def text(self, decimals: int | None = None, *, signed: bool = False) -> str:
-        """The number alone, with the digits that its interval justifies."""
+        """Formats the number alone, with the digits that its interval justifies."""
         return fixed(self.value, self.decimals if decimals is None else decimals, signed=signed)
 
     def bounds(self, decimals: int | None = None, *, signed: bool = False) -> str:
         return interval(self.low, self.high, self.decimals if decimals is None else decimals, signed=signed)
 
     def whole(self, decimals: int | None = None, *, signed: bool = False) -> str:
-        """The number and the ends of its interval, where there is one."""
+        """Formats the number and the ends of its interval, if there is one."""
         text, bounds = (part(decimals, signed=signed) for part in (self.text, self.bounds))
         return text if bounds == ABSENT else f"{text} {bounds}"
 
@@ -76,7 +76,7 @@ class Number:
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:
-    """`value` with that many decimals; `ABSENT` for None and NaN."""
+    """Formats `value` with that many decimals; `ABSENT` for None and NaN."""
     if value is None or math.isnan(value):
         return ABSENT
     # Rounding first keeps "-0.00000" away.
@@ -87,14 +87,14 @@ def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = Fals
 def interval(
     low: float | None, high: float | None, decimals: int = _DECIMALS, *, signed: bool = False
 ) -> str:
-    """``[low, high]``; `ABSENT` where undefined."""
+    """Formats an interval as ``[low, high]``; `ABSENT` if undefined."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return ABSENT
     return f"[{fixed(low, decimals, signed=signed)}, {fixed(high, decimals, signed=signed)}]"
 
 
 def amount(value: float | None) -> str:
-    """Count or rate with thousands parted: ``1,234,567``, ``18,530``, ``16.3``, ``0.0131``."""
+    """Formats a count or rate with thousands separators: ``1,234,567``, ``18,530``, ``16.3``, ``0.0131``."""
     if value is None or math.isnan(value):
         return ABSENT
     if math.isinf(value) or value == int(value) or abs(value) >= 1000:
@@ -103,7 +103,7 @@ def amount(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """Ratio as a factor: ``2.80×``, ``16,737×``, ``0.013×``, ``<0.001×``."""
+    """Formats a ratio as a factor: ``2.80×``, ``16,737×``, ``0.013×``, ``<0.001×``."""
     if ratio is None:
         return ABSENT
     if ratio >= 0.1:
@@ -112,7 +112,7 @@ def times(ratio: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Share in percent: ``93.8%``; `ABSENT` for NaN."""
+    """Formats a share in percent: ``93.8%``; `ABSENT` for NaN."""
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
 
 
@@ -122,7 +122,7 @@ def fingerprint(identifier: int) -> str:
 
 
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
-    """Explains in lines why metrics have no interval; ``reasons`` by metric, empty for those with an interval."""
+    """Explains why metrics have no interval, a line per reason; ``reasons`` by metric, empty if it has an interval."""
     metrics: dict[str, list[str]] = {}
     for metric, reason in reasons.items():
         if reason:
@@ -131,7 +131,7 @@ def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells as lines: the first column to the left, the others to the right, two blanks between."""
+    """Formats rows of cells as lines: the first column left-aligned, the others right-aligned, two blanks between."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -149,7 +149,7 @@ def paired_cells(
     low: float | None,
     high: float | None,
 ) -> list[str]:
-    """Cells for a metric of two runs: title, both values, their difference and its interval."""
+    """Returns the cells for a metric of two runs: title, both values, their difference and its interval."""
     decimals = decimals_for(low, high)
     return [
         METRIC_TITLES[metric],
@@ -161,9 +161,9 @@ def paired_cells(
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Warns in a line if predictions are no better than the base rate; else empty.
+    """Returns a warning of one line if predictions are no better than the base rate; else empty.
 
-    The base rate of the same rows, known in advance, has normalized entropy 1. ``summary`` has
+    A constant prediction, the base rate of the same rows, has normalized entropy 1. ``summary`` has
     ``normalized_entropy`` and ``normalized_entropy_ci95``.
     """
     value = summary.get("normalized_entropy")

@@ -1,10 +1,10 @@
 """Importance of a run's features, from the loss with and without each feature, summed by query bucket.
 
-The arrays have a row for each of the P positions of the pass at which the next rows of the log were
+The arrays have a row for each of the P positions of the pass where the next rows of the log were
 scored::
 
     position          int64 [P], rows of the log before it
-    rows              int64 [P], how many rows were scored
+    rows              int64 [P], number of scored rows
     weight            float64 [P, K], metric weight of the rows
     loss              float64 [P, K], their logloss times weight
     WAY/FEATURE       float64 [P, K], increase of the loss without the feature, in one of two ways: ``SHARED``, its
@@ -25,7 +25,7 @@ SHARED, SHUFFLED = "shared", "shuffled"
 
 @dataclass(frozen=True)
 class FeatureImportance:
-    """Increase of the logloss without a feature, in nats a row, and as a share of the logloss with it."""
+    """Increase of the logloss without a feature, in nats per row, and as a share of the logloss with it."""
 
     name: str
     is_shuffled: bool
@@ -34,12 +34,12 @@ class FeatureImportance:
 
     @property
     def matters(self) -> bool:
-        """Returns whether the loss grows without it: all of the interval lies above 0."""
+        """Returns whether the loss grows without the feature: the whole interval is above 0."""
         return self.increase.low is not None and self.increase.low > 0
 
     @property
     def verdict(self) -> str:
-        """Verdict in words: does the increase differ from 0?"""
+        """Returns in words whether the increase differs from 0."""
         low, high = self.increase.low, self.increase.high
         if low is None or high is None or not np.isfinite(high - low):
             return "no interval"
@@ -48,7 +48,7 @@ class FeatureImportance:
 
 @dataclass(frozen=True)
 class Importance:
-    """Importance of all features of a run, the largest first."""
+    """Importance of all features of a run, in descending order."""
 
     rows: int  # that were scored
     positions: int
@@ -56,7 +56,7 @@ class Importance:
 
 
 def importance_of(arrays: Arrays) -> Importance:
-    """Computes the importance from a run's arrays; raises KeyError or ValueError for arrays not described above."""
+    """Computes the importance from a run's arrays. Raises KeyError or ValueError for arrays not described above."""
     count = len(arrays["position"])
     parts = [name.split("/", 1) for name in arrays if "/" in name]
     if arrays["rows"].shape != (count,):

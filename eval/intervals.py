@@ -1,14 +1,14 @@
 """95% intervals by the jackknife over query buckets.
 
 Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into K = 256
-buckets, and a replicate is the metric of all buckets but one. With n buckets that hold anything and
+buckets, and a replicate is the metric of all buckets but one. With n non-empty buckets and
 replicates r_1 .. r_n,
 
    variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
    interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
 
-Metrics that lie above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few:
-their variance and interval are those of the logarithm, or of the logit, and its ends are taken back
+Metrics above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few:
+their variance and interval are computed on the logarithm, or the logit, and its ends transformed back
 (`Scale`). A few buckets may carry most of the variance (those with a click, where clicks are rare). By
 Satterthwaite's rule, with d_k = r_k - mean r,
 
@@ -16,8 +16,8 @@ Satterthwaite's rule, with d_k = r_k - mean r,
 
 which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few. Two runs over the
 same log share their buckets, so the difference of their replicates is a replicate of their difference. Where
-a few queries carry most of the weight, or only a handful of buckets hold anything, the interval covers less
-than it says.
+a few queries carry most of the weight, or few buckets are non-empty, the interval covers less
+than 95%.
 """
 
 import math
@@ -52,7 +52,7 @@ class Estimate:
     scale: Scale = "plain"
 
     def interval(self) -> tuple[FloatArray, FloatArray]:
-        """Low and high end of the 95% interval, each [...].
+        """Returns the low and the high end of the 95% interval, each [...].
 
         NaN with fewer than two occupied buckets, and where a replicate is undefined (all clicks in one
         bucket, say).
@@ -70,12 +70,12 @@ class Estimate:
         )
 
     def number(self) -> Number:
-        """Value and interval of a scalar."""
+        """Returns the value and the interval of a scalar."""
         low, high = self.interval()
         return Number(float(self.point), float(low), float(high))
 
     def no_interval(self) -> str:
-        """Reason why a scalar metric has no interval, in words for a user; empty where it has one."""
+        """Returns why a scalar metric has no interval, in words for a user; empty if it has one."""
         if np.isfinite(self.interval()).all():
             return ""
         if not np.isfinite(self.point):
@@ -99,23 +99,23 @@ def combined(function: Callable[..., FloatArray], *estimates: Estimate) -> Estim
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """`second` minus `first`, paired bucket by bucket: two runs over the same queries."""
+    """Computes `second` minus `first`, paired bucket by bucket: two runs over the same queries."""
     return combined(np.subtract, second, first)
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean of at least one estimate over the same queries, replicate by replicate."""
+    """Computes the mean of at least one estimate over the same queries, replicate by replicate."""
     average = combined(lambda *values: np.mean(values, axis=0), *estimates)
     return replace(average, scale=estimates[0].scale)
 
 
 def quotient(part: Estimate, whole: Estimate) -> Estimate:
-    """`part` / `whole` over the same queries, replicate by replicate; NaN where `whole` is 0."""
+    """Computes `part` / `whole` over the same queries, replicate by replicate; NaN where `whole` is 0."""
     return combined(ratio, part, whole)
 
 
 def deletions() -> FloatArray:
-    """Multiplicity of each bucket in each delete-one replicate, float64 [K, K]: 0 on the diagonal, else 1."""
+    """Returns the multiplicity of each bucket in each delete-one replicate, float64 [K, K]: diagonal 0, else 1."""
     return _one_left_out(BUCKETS)
 
 
@@ -127,10 +127,10 @@ def _one_left_out(count: int) -> FloatArray:
 
 
 def all_but_one(sums: FloatArray) -> FloatArray:
-    """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
+    """Computes for each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    That is `deletions` times `sums`, for an eighth of its products. Nothing is subtracted, so that a bucket
-    beside which the others are tiny takes no digits from them.
+    This equals `deletions` times `sums`, with an eighth of its products. Nothing is subtracted, so that a
+    bucket much larger than all others cancels no digits of their sum.
     """
     groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
     other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)
@@ -141,10 +141,10 @@ def all_but_one(sums: FloatArray) -> FloatArray:
 
 @cache
 def student_t_quantile(degrees: int) -> float:
-    """Half-width t for which a Student variable lies within -t..t with probability 0.95.
+    """Computes the half-width t for which a Student variable lies within -t..t with probability 0.95.
 
     For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
-    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, which is found by bisection.
+    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, so bisection solves for it.
     """
     if degrees < 1:
         raise ValueError(f"degrees must be at least 1, got {degrees}")
@@ -160,7 +160,7 @@ def student_t_quantile(degrees: int) -> float:
 
 
 def _central_probability(theta: float, degrees: int) -> float:
-    """P(abs(T) <= sqrt(degrees) * tan(theta)) for a Student variable T."""
+    """Computes P(abs(T) <= sqrt(degrees) * tan(theta)) for a Student variable T."""
     sine, cosine = math.sin(theta), math.cos(theta)
     odd = degrees % 2
     term = cosine if odd else 1.0
@@ -172,7 +172,7 @@ def _central_probability(theta: float, degrees: int) -> float:
 
 
 def _margin(replicates: FloatArray, occupied: BoolArray) -> FloatArray:
-    """Half-width of a symmetric interval [...], from the replicates [K, ...]."""
+    """Computes the half-width of a symmetric interval [...], from the replicates [K, ...]."""
     buckets = occupied.sum(axis=0)
     masked = np.where(occupied, replicates, 0.0)
     mean = masked.sum(axis=0) / np.maximum(buckets, 1)
@@ -210,7 +210,7 @@ def _from_scale(values: FloatArray, scale: Scale) -> FloatArray:
 
 
 def _quantiles(degrees: IntArray) -> FloatArray:
-    """`student_t_quantile` of each [...]; NaN for 0, where one bucket says nothing of spread."""
+    """Computes `student_t_quantile` of each [...]; NaN for 0, where one bucket has no spread."""
     quantiles = np.full(degrees.shape, math.nan)
     # Computed on demand and cached: a table for all degrees takes longer than the metrics of a window.
     for degree in np.unique(degrees[degrees > 0]):

@@ -15,7 +15,7 @@ class Logloss(SumState):
 
     Normalized entropy is 1 for the best constant prediction and below 1 for a better one; it compares logs
     of different click rates (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD
-    2014). Weights of the classes are two sums, because the smaller class must survive beside a huge one.
+    2014). Weights of the classes are two sums, because the smaller class must not be rounded away beside a huge one.
     """
 
     LAYOUT: ClassVar = {"class_weight": ((BUCKETS, 2), np.float64), "loss": ((BUCKETS,), np.float64)}
@@ -29,11 +29,11 @@ class Logloss(SumState):
         self.loss += np.bincount(rows.bucket, rows.weight * rows.loss, BUCKETS)
 
     def result(self) -> float:
-        """Mean logloss; NaN without rows."""
+        """Returns the mean logloss; NaN without rows."""
         return float(ratio(self.loss.sum(), self.class_weight.sum()))
 
     def normalized_entropy(self) -> float:
-        """Logloss over the base rate's entropy; NaN when a class is absent."""
+        """Returns the logloss over the base rate's entropy; NaN when a class is absent."""
         return float(_normalized_entropy(self.loss.sum(), self.class_weight.sum(axis=0)))
 
     def estimate(self) -> Estimate:

@@ -22,8 +22,8 @@ SIZE_NAMES = ("2", *(f"{low + 1}-{2 * low}" for low in SIZE_LIMITS[:-1]), f"{SIZ
 class PerQueryAUC(SumState):
     """Mean over queries of the ROC AUC inside the query.
 
-    Only queries with both a click and a non-click have one; each such query counts the same, whatever its
-    size or weight. Metric weights act inside a query, ties count half, rows of weight 0 do not exist. On a
+    Only queries with both a click and a non-click have one; each such query counts the same, independent of its
+    size or weight. Metric weights act inside a query, ties count half, rows of weight 0 are ignored. On a
     log whose rows were sampled after the fact this is not the PerQueryAUC of the full log: sampling changes
     which queries still have both classes.
     """
@@ -58,7 +58,7 @@ class PerQueryAUC(SumState):
         return Estimate(np.array(self.result()), replicates, scored > 0, "logit")
 
     def by_size(self) -> "pd.DataFrame":
-        """Table by query size, rows of positive weight: size, queries, auc, ci95_low, ci95_high."""
+        """Returns a table by query size (rows of positive weight): size, queries, auc, ci95_low, ci95_high."""
         import pandas as pd
 
         estimate = Estimate(
@@ -83,7 +83,7 @@ class PerQueryAUC(SumState):
 def query_auc(
     label: BoolArray, score: FloatArray, weight: FloatArray, query: IntArray, queries: int
 ) -> FloatArray:
-    """Exact ROC AUC of every query, float64 [Q]; NaN where a class is absent (or has no weight).
+    """Computes the exact ROC AUC of every query, float64 [Q]; NaN where a class is absent (or has no weight).
 
     ``score`` is finite [N], ``weight`` [N] at least 0, ``query`` int64 [N], 0..queries-1, in any order.
 

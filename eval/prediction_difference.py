@@ -38,7 +38,7 @@ class PredictionDifference(SumState):
     examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Adds examples, each given once: probabilities p1 [N] and p2 [N], and int64 ids [N].
+        """Adds examples, each of them once: probabilities p1 [N] and p2 [N], and int64 query ids [N].
 
         A query may be spread over several calls.
         """
@@ -72,8 +72,8 @@ class JoinedPredictions:
 def join_predictions(first: pd.DataFrame, second: pd.DataFrame) -> JoinedPredictions:
     """Aligns two prediction tables by example_id (int64, each once).
 
-    Both have query_id (int64) and logit (finite), too; other columns are ignored. Raises ValueError: a column
-    is missing or not as described, an example_id repeats, or an example belongs to different queries in the
+    Both also have query_id (int64) and logit (finite); other columns are ignored. Raises ValueError: a column
+    is missing or invalid, an example_id repeats, or an example belongs to different queries in the
     two tables.
     """
     ids_1, queries_1, logits_1 = _prediction_columns("first", first)
@@ -111,7 +111,7 @@ def _prediction_columns(name: str, table: pd.DataFrame) -> tuple[IntArray, IntAr
 
 
 def _row_difference(first: npt.ArrayLike, second: npt.ArrayLike) -> FloatArray:
-    """abs(p1 - p2) / ((p1 + p2) / 2) of each example, 0 where both are 0; float64 [N]."""
+    """Computes abs(p1 - p2) / ((p1 + p2) / 2) of each example, 0 where both are 0; float64 [N]."""
     p1 = checked_probabilities("first", first)
     p2 = checked_probabilities("second", second)
     check_same_length(first=p1, second=p2)
@@ -135,10 +135,10 @@ class PairedPredictions:
 def pair_predictions(
     run_a: Path, run_b: Path, late_from: float = math.inf, between: tuple[float, float] = ALWAYS
 ) -> PairedPredictions:
-    """Joins the predictions that two runs over the same log recorded, a stretch of query time at a time.
+    """Joins the recorded predictions of two runs over the same log, block by block of query time.
 
     Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
-    part of the pass begins. ``between``: the first query time that counts, and the first one behind.
+    part of the pass begins. ``between``: the range of query times that count, the end excluded.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.
@@ -168,7 +168,7 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """Returns the middle of the recorded query times within ``between``, microseconds; None without predictions."""
+    """Returns the middle of the recorded query times within ``between``, in microseconds; None without predictions."""
     times: list[int] = []
     parts = prediction_parts(run)
     for order, index in ((parts, 0), (parts[::-1], -1)):
@@ -184,7 +184,7 @@ def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
 
 
 class PredictionStream:
-    """Predictions of a run, taken by query time; rows before ``complete_up_to`` are read."""
+    """Reads a run's predictions in the order of query time; all rows before ``complete_up_to`` are loaded."""
 
     def __init__(self, run: Path, columns: Sequence[str]) -> None:
         self._parts = prediction_parts(run)

@@ -1,4 +1,4 @@
-"""Metrics of a training run, gathered as it predicts."""
+"""Metrics of a training run, collected as it predicts."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,7 +25,7 @@ _SLICES = "slices/"
 
 
 class Traffic(SumState):
-    """Rows and queries read, whatever their weight; each int64 []."""
+    """Counts of rows and queries read, including weight 0; each int64 []."""
 
     LAYOUT: ClassVar = {"examples": ((), np.int64), "queries": ((), np.int64)}
 
@@ -40,8 +40,8 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Mergeable state of all metrics of progressive validation (FF section 2.1).
 
-    Each example is given once, with the prediction made before it was trained on. A window of a run has a
-    state of its own, which is merged into the run's, then cleared and reused: allocating its 7 MB anew
+    Each example is added once, with the prediction from before training on it. A window of a run has a
+    separate state, which is merged into the run's, then cleared and reused: allocating its 7 MB anew
     would cost more than the window's rows. Rows of metric weight 0 count in ``traffic`` and nowhere
     else. ``slices`` names the features whose ids are slices for calibration.
 
@@ -75,8 +75,8 @@ class ProgressiveMetrics:
     ) -> None:
         """Adds a batch of whole queries; columns as `ctr.eval.rows.scored_rows` takes them.
 
-        ``slices`` are int64 [N] for each name given to the constructor. Raises ValueError where a column is
-        not as described, or lengths or slice names differ.
+        ``slices`` are int64 [N] for each name passed to the constructor. Raises ValueError where a column is
+        invalid, or lengths or slice names differ.
         """
         rows = scored_rows(label, logit, weight, query_id)
         ids = slices or {}
@@ -87,19 +87,19 @@ class ProgressiveMetrics:
             metric.update(rows)
 
     def merge(self, other: Self) -> None:
-        """Adds the batches of `other`, which stays as it is; raises ValueError where slices differ."""
+        """Adds the batches of `other`, which is unchanged. Raises ValueError where slices differ."""
         self._check_slices(other.slices)
         others = other._states()
         for name, state in self._states().items():
             state.merge(others[name])
 
     def clear(self) -> None:
-        """Starts empty again, with the same slices and in the same memory."""
+        """Resets the state, with the same slices and in the same memory."""
         for state in self._states().values():
             state.clear()
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """State as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
+        """Returns the state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
         return {
             f"{name}/{key}": array
             for name, state in self._states().items()
@@ -108,7 +108,7 @@ class ProgressiveMetrics:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Reads what `to_arrays` wrote, slices included; raises ValueError for anything else."""
+        """Inverts `to_arrays`, slices included; raises ValueError for anything else."""
         parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for path, array in arrays.items():
             name, _, key = path.rpartition("/")
@@ -122,7 +122,7 @@ class ProgressiveMetrics:
         return metrics
 
     def headline(self) -> dict[str, float | int | None]:
-        """Counts and point values, ready for JSON: no intervals, no tables; None where undefined."""
+        """Returns counts and point values for JSON, without intervals and tables; None where undefined."""
         return {
             "examples": int(self.traffic.examples),
             "queries": int(self.traffic.queries),
@@ -160,7 +160,7 @@ class ProgressiveMetrics:
         return out
 
     def line(self) -> dict[str, Any]:
-        """Returns `headline` with ``<metric>_ci95`` [low, high], the 95% intervals, cheap enough for every window."""
+        """Returns `headline` with ``<metric>_ci95`` [low, high], the 95% intervals, fast enough for every window."""
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
@@ -176,7 +176,7 @@ class ProgressiveMetrics:
         return out
 
     def estimates(self) -> dict[str, Estimate]:
-        """Metrics that have an interval, with their replicates."""
+        """Returns the metrics that have an interval, with their replicates."""
         return {
             "auc": self.auc.estimate(),
             "per_query_auc": self.per_query_auc.estimate(),

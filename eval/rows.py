@@ -1,4 +1,4 @@
-"""Scored rows: one batch of whole queries, checked once, as every metric reads it."""
+"""Scored rows: one batch of whole queries, validated once for all metrics."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ class ScoredRows:
 
     @cached_property
     def bucket(self) -> IntArray:
-        """Query bucket of each row, int64 [N]."""
+        """Returns the query bucket of each row, int64 [N]."""
         return self.query_buckets[self.query]
 
     @cached_property
@@ -45,7 +45,7 @@ class ScoredRows:
 
     @cached_property
     def loss(self) -> FloatArray:
-        """Logloss of each row in nats, float64 [N]."""
+        """Returns the logloss of each row in nats, float64 [N]."""
         return row_logloss(self.label, self.logit)
 
 
@@ -55,8 +55,8 @@ def scored_rows(
     """Checks a batch of whole queries and drops its rows of weight 0.
 
     ``label`` is 0 or 1 [N], ``logit`` finite [N], the prediction of record, ``weight`` [N] at least 0,
-    ``query_id`` int64 [N]; the rows of a query need not stand together, but must all be here. Raises
-    ValueError for others.
+    ``query_id`` int64 [N]; the rows of a query may be in any order, but must all be in the batch. Raises
+    ValueError otherwise.
     """
     clicked = checked_labels(label)
     logits = checked_finite("logit", logit)

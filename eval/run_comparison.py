@@ -1,4 +1,4 @@
-"""Two runs over the same log: gains and costs of the second one."""
+"""Compares two runs over the same log: gains and costs of the second one."""
 
 import json
 import math
@@ -61,7 +61,7 @@ class Cost:
 
 
 class NotComparableError(InputError):
-    """Two runs that did not score the same examples."""
+    """Raised for two runs that did not score the same examples."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Difference:
     values: dict[str, Any]
 
     def text(self, side: str) -> str:
-        """Value of a side as JSON; `ABSENT` when it has none."""
+        """Formats the value of a side as JSON; `ABSENT` if it has none."""
         return json.dumps(self.values[side]) if side in self.values else display.ABSENT
 
 
@@ -126,7 +126,7 @@ class RunComparison:
         return tidy(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything, ready for JSON; None where undefined."""
+        """Returns everything for JSON; None where undefined."""
         reasons = {str(metric): reason for metric, reason in self.metrics["no_interval"].items()}
         reasons["prediction_difference"] = self.no_predictions
         return {
@@ -172,7 +172,7 @@ class RunComparison:
         return "\n".join(lines)
 
     def metric_cells(self) -> list[list[str]]:
-        """For each metric its title, both values, the difference, its interval, the relative change, a verdict."""
+        """Returns each metric's title, both values, the difference, its interval, the relative change, a verdict."""
         rows = []
         for metric, values in self.metrics.iterrows():
             ends = map(float, values[["a", "b", "difference", "ci95_low", "ci95_high"]])
@@ -182,7 +182,7 @@ class RunComparison:
         return rows
 
     def cost_cells(self) -> list[list[str]]:
-        """For each cost its title, both values, their ratio, its range, and whether it is distinguishable from 1."""
+        """Returns each cost's title, both values, their ratio, its range, and whether it is distinguishable from 1."""
         return [
             [
                 COSTS[key],
@@ -207,7 +207,7 @@ class RunComparison:
 
 
 def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
-    """Compares two finished runs; raises NotComparableError where they read different logs or scored other examples."""
+    """Compares two finished runs. Raises NotComparableError where they read different logs or scored other examples."""
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
 
@@ -244,7 +244,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 
 def differing_keys(trees: Mapping[str, dict[str, Any]]) -> list[Difference]:
-    """Differences of trees of settings, which have names, by ascending key."""
+    """Returns the differences of named trees of settings, by ascending key."""
     flat = {side: leaves(tree) for side, tree in trees.items()}
     differences = []
     for key in sorted(set().union(*flat.values())):

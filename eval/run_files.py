@@ -1,4 +1,4 @@
-"""Reading a run directory. Every fault of a file becomes an `InputError` that names the file."""
+"""Reads run directories. Every fault of a file becomes an `InputError` that names the file."""
 
 import json
 from collections import Counter
@@ -55,7 +55,7 @@ class Run:
         return str(self.summary["config_sha256"])
 
     def number(self, key: str) -> float | None:
-        """Number of summary.json, None where it is absent or null; raises InputError for anything else."""
+        """Returns a number of summary.json, None if it is absent or null. Raises InputError for anything else."""
         value = self.summary.get(key)
         if value is not None and not _is_number(value):
             raise InputError(f"{self.folder / 'summary.json'}: {key} must be a number, got {value!r:.80}")
@@ -63,7 +63,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a finished run; raises InputError where there is none in `folder`, or a file is damaged."""
+    """Reads a finished run. Raises InputError where there is none in `folder`, or a file is damaged."""
     if not folder.is_dir():
         check_local(folder)
         raise InputError(f"{folder}: no such run directory")
@@ -93,18 +93,18 @@ def read_constraint_metrics(run: Run, log: str) -> ProgressiveMetrics | None:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Content of environment.json."""
+    """Returns the content of environment.json."""
     path = folder / "environment.json"
     return parse_json_object(_text(path), str(path))
 
 
 def config_text(folder: Path) -> str:
-    """Text of config.yaml as it stands."""
+    """Returns the text of config.yaml unchanged."""
     return _text(folder / "config.yaml")
 
 
 def read_windows(folder: Path) -> pd.DataFrame:
-    """Reads the window metrics that windows.parquet does not have from metrics.jsonl, in the order of the pass.
+    """Reads the window metrics of metrics.jsonl, which windows.parquet lacks, in the order of the pass.
 
     Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum, auc, auc_low,
     auc_high, NaN where null or absent.
@@ -120,7 +120,7 @@ def read_windows(folder: Path) -> pd.DataFrame:
 
 
 def read_timeline(run: Run) -> Timeline:
-    """Sums of the pass over time."""
+    """Reads the sums of the pass over time."""
     return _parsed(run.folder, run.sums.timeline)
 
 
@@ -145,12 +145,12 @@ def count_rejects(folder: Path) -> dict[str, int]:
 
 
 def prediction_parts(folder: Path) -> list[Path]:
-    """Files of recorded predictions, in the log's order; none when the run did not record any."""
+    """Lists the files of recorded predictions, in the log's order; none if the run did not record any."""
     return sorted((folder / "predictions").glob("*.parquet"))
 
 
 def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Reads columns of one file of predictions; numbers without nulls."""
+    """Reads columns of one file of predictions. Raises InputError where one is not of numbers without nulls."""
     table = read_columns(path, columns, "predictions")
     for name in columns:
         kind = table[name].dtype.kind
@@ -160,7 +160,7 @@ def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetrics:
-    """Metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
+    """Computes the metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
 
     Raises InputError also where no prediction was recorded in these times.
     """
@@ -183,7 +183,7 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 
 
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
-    """Columns of a Parquet file, its page checksums verified; each must be there once.
+    """Reads columns of a Parquet file, with its page checksums verified; each must occur once.
 
     Ignores the file's metadata of pandas types.
     """
@@ -199,9 +199,9 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Short name for each folder: its last part, or as many of its last parts as tell the folders apart.
+    """Returns a short name for each folder: the fewest last parts of its path that distinguish the folders.
 
-    Raises InputError where a folder is given twice.
+    Raises InputError where a folder is listed twice.
     """
     parts = [folder.resolve().parts for folder in folders]
     for index, path_parts in enumerate(parts):

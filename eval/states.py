@@ -13,7 +13,7 @@ BUCKETS = 256  # K, the leading axis of every state that has intervals
 
 
 def query_bucket(query_id: IntArray) -> IntArray:
-    """Bucket of each query, int64 [N] in 0..255, by its hash: the same in every run, process and machine."""
+    """Returns the bucket of each query, int64 [N] in 0..255, by its hash: equal in all runs, processes and machines."""
     return (splitmix64(query_id.astype(np.uint64)) >> np.uint64(56)).astype(np.int64)
 
 
@@ -21,7 +21,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]  # serialized state: plain arrays by nam
 
 
 class SumState:
-    """Named arrays of sums and counts, zero at first; merging adds them.
+    """Named arrays of sums and counts, initially zero; merging adds them.
 
     A subclass declares its arrays in `LAYOUT` (name -> shape, dtype) and as annotated attributes. Addition
     makes `merge` commutative, and associative to rounding: a log may be cut into shards anywhere between two
@@ -35,23 +35,23 @@ class SumState:
             setattr(self, name, np.zeros(shape, dtype))
 
     def merge(self, other: Self) -> None:
-        """Adds the rows that `other` has seen; `other` stays as it is."""
+        """Adds the sums of `other`, which is unchanged."""
         for name in self.LAYOUT:
             array = getattr(self, name)
             array += getattr(other, name)
 
     def clear(self) -> None:
-        """Starts empty again, in the same memory."""
+        """Resets the state to zero, in the same memory."""
         for name in self.LAYOUT:
             getattr(self, name)[...] = 0
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
+        """Copies the state as plain arrays; `from_arrays` restores it bit for bit."""
         return {name: getattr(self, name).copy() for name in self.LAYOUT}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Reads what `to_arrays` wrote; raises ValueError for anything else, and for NaN and infinity."""
+        """Inverts `to_arrays`; raises ValueError for anything else, and for NaN and infinity."""
         if set(arrays) != set(cls.LAYOUT):
             raise ValueError(f"{cls.__name__} has arrays {sorted(cls.LAYOUT)}, got {sorted(arrays)}")
         state = cls()

@@ -1,6 +1,6 @@
 """Results as one tidy table: a row is a number with its interval, and the other columns are its keys.
 
-metric    what the number is
+metric    name of the number
 run       run
 arm       arm of an experiment, or candidate of a search
 seed      seed, or a pair of seeds as ``1-2``; empty for all of them together
@@ -66,9 +66,9 @@ def as_records(table: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def as_csv(table: "pd.DataFrame") -> str:
-    """Makes CSV of a table.
+    """Formats a table as CSV.
 
-    Text that a spreadsheet would run as a formula has an apostrophe before it, which spreadsheets take to mean text.
+    A text that a spreadsheet would run as a formula gets an apostrophe before it, which marks it as text.
     """
     plain = table.copy()
     for name in ("metric", *KEYS):

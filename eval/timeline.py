@@ -1,4 +1,4 @@
-"""Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
+"""Sums of a pass over time in a bounded number of windows, in a form that two runs can pair."""
 
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS, Arrays
 
-MAX_WINDOWS = 512  # windows that are kept; beyond them, neighbors are merged two by two
+MAX_WINDOWS = 512  # maximum number of entries; beyond it, neighbors are merged two by two
 GROUPS = 32  # groups of query buckets, over which the intervals of a window run
 
 SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
@@ -31,7 +31,7 @@ SERIES = {
 class Timeline:
     """Windows of a pass, bounded in number, with sums per group of query buckets.
 
-    Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
+    Beyond `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
     windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
 
     Attributes:
@@ -49,7 +49,7 @@ class Timeline:
         return len(self.windows)
 
     def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
-        """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
+        """Adds a completed window: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
         row = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
         self.windows = np.concatenate([self.windows, row])
@@ -65,7 +65,7 @@ class Timeline:
         self.windows, self.sums = coarse.windows, coarse.sums
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
+        """Copies the state as plain arrays; `from_arrays` restores it bit for bit."""
         return {
             "windows": self.windows.copy(),
             "sums": self.sums.copy(),
@@ -74,7 +74,7 @@ class Timeline:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Reads what `to_arrays` wrote; raises KeyError for anything else."""
+        """Inverts `to_arrays`; raises KeyError for anything else."""
         timeline = cls()
         timeline.windows, timeline.sums = arrays["windows"].copy(), arrays["sums"].copy()
         timeline._stride = int(arrays["stride"])
@@ -105,7 +105,7 @@ class Timeline:
         )
 
     def series(self, metric: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """A metric of `SERIES` and the interval's ends, each [W]; NaN where the denominator is 0."""
+        """Returns a metric of `SERIES` and the interval's ends, each [W]; NaN where the denominator is 0."""
         estimate = self.estimate(metric)
         if metric == "calibration_ratio":
             return estimate.point, *click_ratio_interval(estimate, self.sums[..., SUMS.index("clicks")].T)
@@ -114,8 +114,8 @@ class Timeline:
     def last_window(self) -> Self:
         """Returns the end of the pass as a timeline of one entry; empty if this timeline is empty.
 
-        The last window of a pass is cut short, and the windows of a short pass are small: as many of the last entries
-        are joined as it takes to have at least as many examples as the entry of the median example, and as a
+        The last window of a pass may be incomplete, and the windows of a short pass are small: the last entries
+        are joined until they have at least as many examples as the entry of the median example, and as a
         tenth of the pass or 5,000.
         """
         last = type(self)()

@@ -1,11 +1,11 @@
-"""Results of a run as one table of sums, RUN/windows.parquet, from which every metric with its interval follows.
+"""Results of a run as one table of sums, RUN/windows.parquet, from which all metrics and their intervals are computed.
 
-A row is a sum, ``value``, of a ``metric``; a sum without a row is 0. The columns beside it are its keys, "" or -1 where
+A row is a sum, ``value``, of a ``metric``; a sum without a row is 0. The other columns are its keys, "" or -1 if
 it has none:
 
     part      ``pass``, the log of the run; ``label NAME``, a further label; ``log NAME``, a constraint log; ``time``,
               the pass window by window; ``slices``, default slices; ``importance`` of features
-    slice     feature or family of bias constraints, of whose values one is a slice; in ``importance`` the feature
+    slice     feature or family of bias constraints whose values are the slices; in ``importance`` the feature
     id        int64, the slice
     window    int64, rows of the log up to the end of the window, or before the rows that measure importance
     bucket    int32, query bucket, 0 to 255; in ``time`` the group of eight buckets
@@ -58,7 +58,7 @@ _SLICE = (("key", "sums", "bucket", _CELL), ("bin_key", "bin_sums", "bin", _CLAS
 
 
 class Sums:
-    """Sums of a run. States are added to it, or read from it, bit by bit; readers raise ValueError for damaged sums."""
+    """Sums of a run. States are written to it and read from it bit for bit; damaged sums raise ValueError."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
@@ -130,7 +130,7 @@ class Sums:
         self.add_slices(part, metrics.slices)
 
     def metrics(self, part: str = PASS) -> ProgressiveMetrics | None:
-        """Returns the metrics of a part, or None where there are none."""
+        """Returns the metrics of a part, or None if there are none."""
         if not any(key[0] == part for key in self._groups):
             return None
         arrays = ProgressiveMetrics().to_arrays()

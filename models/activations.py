@@ -1,4 +1,4 @@
-"""The activations of the deep layers, alone and with the biases that they follow."""
+"""The activations of the deep layers, alone and combined with their biases."""
 
 import functools
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def make_activation(name: str, smelu_beta: float) -> Activation:
 
 @functools.cache
 def biased_activation(activation: Activation, compiled: bool) -> BiasedActivation:
-    """Makes an activation of a product and its bias, which computes in float32 and rounds to the product's dtype.
+    """Makes an activation of a product plus a bias, which computes in float32 and rounds to the product's dtype.
 
     Args:
         activation: takes and returns float32.

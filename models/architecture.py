@@ -11,7 +11,7 @@ Array = Any
 
 
 class Network(Protocol):
-    """A network in place of crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
+    """A network that replaces crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
 
     @property
     def units(self) -> int: ...
@@ -57,7 +57,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a model. Raises ValueError where there is no such model.
+    """The shape of a model. Raises ValueError for an impossible shape.
 
     Attributes:
         cross_layers: number of crosses; 0 for none.
@@ -74,8 +74,8 @@ class Architecture:
         linear: whether the linear weights are added to the logit.
         sources: sources of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
-        network: a network in place of the layers; ``deep_units`` then has one entry, the width of its output.
-        labels: names of further labels, each with its own output on the same last layer.
+        network: a network that replaces the layers; ``deep_units`` then has one entry, the width of its output.
+        labels: names of further labels, each with a separate output on the same last layer.
     """
 
     cross_layers: int
@@ -107,7 +107,7 @@ class Architecture:
 
     @property
     def has_network(self) -> bool:
-        """Returns whether there is more than linear weights."""
+        """Returns whether the model has more than linear weights."""
         return bool(self.cross_layers or self.deep_units)
 
     @property
@@ -137,7 +137,7 @@ class Architecture:
         ]
 
     def input_dtype(self, tower: str) -> str:
-        """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""
+        """Returns the dtype of a tower's embeddings: the compute dtype, or float32 if no layer computes with them."""
         layers = self.towers.get(tower if self.factors is not None else "quality")
         return self.compute_dtype if layers is not None and (layers.crosses or layers.units) else "float32"
 

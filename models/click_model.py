@@ -4,12 +4,12 @@ Plain, on the features of both towers::
 
     logit = w . DCN(e_0) + b + sum of linear weights
 
-Factorized, where Q knows the features of the Quality tower alone and U those of the UI tower::
+Factorized, where Q depends on the features of the Quality tower alone and U on those of the UI tower::
 
     logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
-so that the linear weights are still added; an ``Architecture`` without them has neither these terms nor the ones that
-they meet. An ensemble's prediction is the mean of its components' probabilities.
+so that the linear weights are still added; an ``Architecture`` without them lacks these terms and their
+factors. An ensemble's prediction is the mean of its components' probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from ctr.models.dcn import Weights, stacked, tower_outputs
 
 
 class TowerInput(NamedTuple):
-    """The input of a tower for B rows: c = 1, or the number of components where each has embeddings of its own.
+    """The input of a tower for B rows: c = 1, or the number of components where each has separate embeddings.
 
     Attributes:
         e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
@@ -61,7 +61,7 @@ def forward(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> Scores:
-    """Scores B rows.
+    """Computes the scores of B rows.
 
     Args:
         weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.
@@ -76,7 +76,7 @@ def forward(
     (u,) = tower_outputs(a, components, "ui", inputs["ui"].e0, alpha2, compiled)
     both = _with_linear(a, q, inputs["quality"], True), _with_linear(a, u, inputs["ui"], False)
     logits = _transfers(a, components, tf.reduce_sum(both[0] * both[1], axis=2))
-    # The ranking has its own Q for the same U.
+    # The ranking has a separate Q for the same U.
     return Scores(logits, tf.reduce_sum(ranked[0] * u, axis=2) if ranked else logits)
 
 

@@ -2,7 +2,7 @@
 
     h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
 
-A layer that may read others as well adds up its products with all of them (``Tower.sources``).
+A layer that may read several layers sums its products with all of them (``Tower.sources``).
 """
 
 import functools
@@ -26,9 +26,9 @@ def tower_outputs(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> list[tf.Tensor]:
-    """Computes the outputs of the heads of n towers, float32 [n, B, units]: click's, ranking's, further labels'.
+    """Computes the outputs of the heads of n towers, float32 [n, B, units]: of click, ranking and further labels.
 
-    For the arguments see ``hidden_layers``.
+    The arguments are those of ``hidden_layers``.
     """
     hidden = hidden_layers(architecture, components, tower, e0, alpha2, compiled)
     hidden[-1] = tf.cast(hidden[-1], tf.float32)
@@ -65,7 +65,7 @@ def hidden_layers(
         tower: name of the tower.
         e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
-        compiled: whether XLA compiles what lies between the products (``ctr.models.own_gradient``).
+        compiled: whether XLA compiles the operations between the products (``ctr.models.own_gradient``).
     """
     shape, dtype, hidden = architecture.towers[tower], architecture.compute_dtype, [e0]
     if architecture.network is not None and tower == "quality":
@@ -89,7 +89,7 @@ def hidden_layers(
 
 
 def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-    """Computes the outputs of a network in place of the layers, [n, B, units], of the dtype of ``e0``."""
+    """Computes the outputs of the network that replaces the layers, [n, B, units], of the dtype of ``e0``."""
     inputs, outputs = tf.unstack(e0), []
     for number, component in enumerate(components):
         weights = {

@@ -1,4 +1,4 @@
-"""The embedding tables and the embeddings of a batch."""
+"""The embedding tables, and the look-up of a batch's embeddings."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ _BLOCK = 2**14
 def create_table(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Variable:
-    """Creates a table with its first rows; where ids grow, it may get more."""
+    """Creates a table with its first rows; with growing ids, more rows follow later."""
     value = _first_rows(layout, init_scale, seed, rank, size)
     rows = None if layout.growing else value.shape[0]
     return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
@@ -121,7 +121,7 @@ def look_up(
     compute_dtype: str = "float32",
     gradient_by_products: bool = False,
 ) -> LookedUp:
-    """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values gives zeros.
+    """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values yields zeros.
 
     Means, and the sums of the gradient, which may have thousands of terms, are always float32: bfloat16 would lose most
     of the terms.
@@ -140,7 +140,7 @@ def look_up(
         parts = tf.split(rows, widths, axis=1)
         entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
         lists = layout.multivalent
-        # Attention takes the place of the means of embeddings, and of their gradient's sums; not of linear weights.
+        # Attention replaces the means of embeddings and the sums of their gradient; linear weights keep the mean.
         singles = replace(layout, features=layout.single)
         attends = bool(lists and singles.features) and all(feature.pooled for feature in lists)
         expanded = []
@@ -185,7 +185,7 @@ def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _expand_with_gradient(
     layout: TableLayout, part: tf.Tensor, plan: Plan, entries: Plan, dtype: str
 ) -> tf.Tensor:
-    """Computes ``_expand`` with a gradient that is a product with a sparse matrix, made of the plan's ``entries``."""
+    """Computes ``_expand`` with a gradient that is a product with a sparse matrix, the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
     if not columns:
         # Features of width 0 have linear weights alone; nothing could be reshaped to rows of no columns.
@@ -237,7 +237,7 @@ def sum_by_position(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -
 
 
 def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Gathers ``rows``, float32 [U, C], whose gradient is summed ``sum_by_position``: [..., C] for int32 [...]."""
+    """Gathers ``rows``, float32 [U, C], with a gradient by ``sum_by_position``: [..., C] for int32 [...]."""
 
     @own_gradient
     def gather(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -257,7 +257,7 @@ def tower_inputs(
 
     Args:
         looked_up: for each table the entries of the rows.
-        layouts: layouts of these tables, which may all belong to one tower.
+        layouts: layouts of these tables, all of which may belong to one tower.
         factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:
@@ -294,7 +294,7 @@ def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
-    """Returns the width of each tower's concatenated embeddings, as ``tower_inputs`` makes them."""
+    """Returns the width of each tower's concatenated embeddings in ``tower_inputs``."""
     return {
         tower: max(part.stop for part in slices.values())
         for tower, slices in tower_columns(layouts, factorized).items()
@@ -302,7 +302,7 @@ def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, 
 
 
 def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:
-    """Returns the columns of each feature's embedding in the input of its tower, as ``tower_inputs`` makes it."""
+    """Returns the columns of each feature's embedding in the input of its tower by ``tower_inputs``."""
     by_tower: dict[str, dict[str, slice]] = {}
     for layout in with_numbers(with_products(layouts)):
         slices = by_tower.setdefault(_tower(layout, factorized), {})
@@ -321,7 +321,7 @@ def initial_rows(
 ) -> np.ndarray:
     """Draws values that depend on the seed, the copy, the feature, the fingerprint and the column alone.
 
-    So they depend neither on the slot that an id gets, nor on the table's size, nor on what other ids there are. Each
+    They depend neither on the slot of an id, nor on the table's size, nor on other ids. Each
     is the sum of the four 16-bit parts of 64 random bits, less its mean and scaled: nearly normal (kurtosis 2.7, no
     value beyond 3.5 deviations). All of it is integer arithmetic but for the scaling, one product in float32; so the
     bits are the same on every machine.
@@ -329,7 +329,7 @@ def initial_rows(
     Args:
         fingerprints: int64 [N].
         feature: the feature's name.
-        columns: values of a row; the first ones are the same whatever their number.
+        columns: number of values of a row; the first ones do not depend on it.
         scale: the standard deviation.
         seed: the seed of the run.
         copy: the component of an ensemble that the values are for.

@@ -16,7 +16,7 @@ from ctr.models.architecture import LABELS, NETWORK, Architecture, Tower, label_
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
 """From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
 
-# The standard deviation of the standard normal distribution truncated at two of its own.
+# The standard deviation of the standard normal distribution truncated at -2 and 2.
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
 # Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.
@@ -56,7 +56,7 @@ class _Start(NamedTuple):
 
 
 def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: int) -> dict[str, tf.Tensor]:
-    """Draws the weights of a model but for its embedding tables, float32, by names as ``quality/deep_0/w``.
+    """Draws the weights of a model except its embedding tables, float32, by names such as ``quality/deep_0/w``.
 
     Args:
         widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.

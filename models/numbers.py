@@ -1,19 +1,19 @@
-"""Numbers that a network reads as they are, normalized by the mean and deviation of the rows learned so far.
+"""Numbers that a network reads directly, normalized by the mean and deviation of the rows learned so far.
 
 Of each number x the network gets two inputs, and of a vector of d numbers d + 1: whether it is missing, and::
 
     z = clip((x - mean) / deviation, -10, 10),    0 where it is missing
 
-with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Statistics are float64 [3, K] for the K
-numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
-those of the rows before by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
+with sign(x) log(1 + |x|) instead of x where the feature asks for it. Statistics are float64 [3, K] for the K
+numbers of all features: count, mean, and sum of squared deviations from the mean. Statistics of a batch are merged with
+earlier ones by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
 their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
 the latter also if all numbers have been the same. An infinite number is clipped, and not counted in the statistics.
 
-Nor is a rare value that stands for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
+Neither is a rare placeholder for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
 from the mean. The first 64 values of a number are judged together, at the eighth and each later one: values whose
 distance from their median is more than 1,000 times the third quartile of these distances are left out.
-If more than a quarter of all values are left out, they are normal by now, and counted. The statistics of
+If more than a quarter of all values are left out, they are considered normal, and counted. The statistics of
 left-out values, and the first values, are ``apart``, float64 [3 + 64, K].
 """
 
@@ -46,8 +46,8 @@ def next_statistics(
         apart: before the batch.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
-        workers: W, that divide the batch.
-        gather: concatenates what they have: [N, K] of each becomes [N W, K].
+        workers: W, the number of workers that divide the batch.
+        gather: concatenates the arrays of workers: [N, K] of each becomes [N W, K].
     """
     parts = [_scaled(numbers, vector) for numbers, vector in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
@@ -152,7 +152,7 @@ def _merged(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def split_values(layouts: Sequence[TableLayout], values: tf.Tensor) -> dict[Numbers, tf.Tensor]:
-    """Splits [B, K] by features."""
+    """Splits [B, K] into the columns of each feature."""
     return {n: values[:, n.first : n.first + n.size] for n in all_numbers(layouts)}
 
 
@@ -167,7 +167,7 @@ def look_up_numbers(
     copies: int = 1,
     dtype: Callable[[str], str] = lambda tower: "float32",
 ) -> list[LookedUp]:
-    """Makes the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
+    """Returns the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
 
     ``values`` are float32 [B, size] for each feature, NaN where missing; a vector with a NaN is missing. ``copies`` is
     the number of copies in the tables; ``dtype`` returns the dtype of a tower's input.

@@ -1,13 +1,13 @@
-"""Functions with custom gradients, which are freed with the graph that they were traced in.
+"""Functions with custom gradients, which are freed with the graph that traced them.
 
-``tf.custom_gradient`` puts the gradient of each call in a graph into a registry of the process, where it stays, and
-with it the graph: a process that trains a hundred models would keep all of their steps. Here the graph holds the
-gradient, and the registry only a way to find it, which goes with the graph.
+``tf.custom_gradient`` stores the gradient of each call in a graph in a registry of the process, for ever, and
+with it the graph: a process that trains a hundred models would hold all of their steps. Here the graph holds the
+gradient, and the registry only a reference to it, freed with the graph.
 
-And element-wise functions that XLA compiles into one pass over memory (``one_pass``). On a CPU every element-wise
+``one_pass`` makes element-wise functions that XLA compiles into one pass over memory. On a CPU every element-wise
 operation reads and writes whole activations, and in bfloat16 also converts each number twice. So the code between two
-products is compiled into one pass, which computes in float32 and rounds what it writes. An exported model contains no
-XLA: there everything consists of plain operations, and the last bits may differ.
+products is compiled into one pass, which computes in float32 and rounds its results. An exported model contains no
+XLA: it has plain operations, and the last bits may differ.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tensorflow.python.framework.ops import gradient_registry
 
 
 def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that returns its results and their gradient function, as ``tf.custom_gradient`` does."""
+    """Wraps a function that returns its results and their gradient function, like ``tf.custom_gradient``."""
     with_gradient = tf.custom_gradient(function)
 
     @tf.autograph.experimental.do_not_convert
@@ -59,8 +59,8 @@ def one_pass(
     """Makes an element-wise function compute in float32 and round its results to the dtype of its first argument.
 
     Args:
-        function: takes tensors of any shapes.
-        compiled: whether XLA compiles it, once in a process for all models with layers of these sizes.
+        function: takes tensors of any shape.
+        compiled: whether XLA compiles it, once per process for all models with layers of these sizes.
         rounded: False: the results stay float32.
     """
 
@@ -80,5 +80,5 @@ def one_pass(
 
 
 def sum_of_rows(values: tf.Tensor) -> tf.Tensor:
-    """Sums [n, B, m] over B to [n, 1, m], as a product: faster than a reduction, and it adds up in float32."""
+    """Sums [n, B, m] over B to [n, 1, m], as a product: faster than a reduction, with sums in float32."""
     return tf.matmul(tf.ones([1, 1, tf.shape(values)[1]], values.dtype), values)

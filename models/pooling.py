@@ -1,13 +1,13 @@
 """Pooling by attention: combines the embeddings of a row's list, weighted by their similarity to the row's item.
 
-After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that add up to less than 1,
-so that a list without anything alike, or an empty one, gives little or nothing::
+After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that sum to less than 1,
+so that a list without similar items, or an empty one, yields little or nothing::
 
     s_l = x_l . (W q) / sqrt(width) + r_l,    pooled = sum_l e^{s_l} x_l / (1 + sum_l e^{s_l})
 
-for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list. The
-network also gets ``c * (pooled o W q)``, element by element, where c is 1 over the standard deviation of new
-embeddings: the similarity of both is a sum of these, which hidden layers would learn slowly. All of it is float32.
+for the embeddings x_l of the list, q of the target, and a learned r_l for the position from the end of the list. The
+network also gets ``c * (pooled o W q)``, elementwise, where c is 1 over the standard deviation of new
+embeddings: the similarity of both is the sum of its elements, which hidden layers would learn slowly. All is float32.
 """
 
 import math
@@ -33,7 +33,7 @@ def pool(
     ``looked_up`` is the result of ``ctr.models.embeddings.look_up`` for each table, of one copy, by ``rows``, ``plans``
     and ``gradient_by_products``. Returns the arguments of ``tower_inputs``, with the layouts ``with_products``.
     """
-    # Linear weights beside the model have tables of their own, of width 0.
+    # Linear weights beside the model are in separate tables of width 0.
     singles = {
         feature.name: (layout, distinct, plan["single"][:, index], gradient_by_products)
         for layout, distinct, plan in zip(layouts, rows, plans, strict=True)
@@ -99,7 +99,7 @@ def _attend(
     scale = 1 / math.sqrt(max(pooled.width, 1))
     query = target @ parameters["query"]
     scores = scale * tf.linalg.matvec(lists, query) + parameters["recency"]
-    # The list has one more place, of score 0, with nothing.
+    # The softmax has one more term: score 0, for the zero vector.
     largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
     parts = tf.where(there, tf.exp(scores - largest), 0.0)
     shares = parts / (tf.reduce_sum(parts, axis=1, keepdims=True) + tf.exp(-largest))

@@ -1,7 +1,7 @@
 """Query effects: offsets shared by the rows of a query beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
-of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. Given the
+of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. For fixed
 weights, one Newton step from 0 gives its most probable value::
 
     u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))
@@ -30,7 +30,7 @@ def query_effect(
         probability, label, weight: p, y and w, float32 [B].
 
     Returns:
-        For each row u, and the share 1 / (1 + s H) of curvature that is left to a weight that the query shares; both
+        For each row u, and the share 1 / (1 + s H) of the curvature of a weight that the whole query shares; both
         float32 [B].
     """
     size = tf.shape(query)[0]
@@ -45,7 +45,7 @@ def query_effect(
 
 
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
-    """Computes the factors 1 / (1 + s H), float32 [B], of the gradient and the curvature that a bias learns from.
+    """Computes the factors 1 / (1 + s H), float32 [B], for the gradient and the curvature of a bias.
 
     ``query``: as in ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
     """
@@ -54,7 +54,7 @@ def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
 
 
 def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
-    """Finds which features have one id in all rows of a query: bool [B, S].
+    """Returns which features have one id in all rows of a query: bool [B, S].
 
     ``single`` has their ids, int32 [B, S]; ``is_row``, bool [B, S], is False for padding.
     """

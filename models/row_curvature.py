@@ -1,4 +1,4 @@
-"""Curvature of the loss by the linear weights of a batch's rows, and the part of a model that a step computes with."""
+"""Curvature of the loss with respect to the linear weights of a batch's rows, and the part of a model in a step."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ def row_curvatures(
     bends: Sequence[tuple[tf.Tensor, tf.Tensor]],
     query: tf.Tensor,
 ) -> list[RowCurvature]:
-    """Adds up the curvature of a batch by the rows of tables, all at once: XLA compiles a loop for each such sum.
+    """Sums the curvature of a batch by rows of tables, all at once: XLA compiles a loop for each such sum.
 
     Args:
         plans: for each table ``distinct``, ``single``, ``values`` and ``segments`` of
@@ -87,7 +87,7 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
 
 
 class Part:
-    """The part of a model that a step computes with: here all of it; a search defines parts for its candidates."""
+    """The part of a model that a step computes with: here the whole; a search defines parts for its candidates."""
 
     def weights(self, weights: Weights) -> Weights:
         """Returns the dense weights of the part."""

@@ -1,15 +1,15 @@
-"""The layout of embedding rows in tables.
+"""Layout of embedding rows in tables.
 
-The rows of all features that share a tower and an embedding width lie in one table. A row holds the
+The rows of all features that share a tower and an embedding width are in one table. A row holds the
 embedding and, as its last column, the feature's linear weight::
 
     table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
 
-Where the components of an ensemble have embeddings of their own, a row holds those of all components.
+Where the components of an ensemble have separate embeddings, a row holds the embeddings of all components.
 
-Where the ids of features grow, these have a few fixed rows each, for a missing value and for ids without a slot. Behind
-the fixed rows of all features come the slots, which an id has for the time being: a map that the trainer keeps says
-which one (``ctr.training.ids``).
+Where the ids of features grow, each feature has a few fixed rows, for a missing value and for ids without a slot. After
+the fixed rows of all features follow the slots, which ids occupy for a time: a map of the trainer assigns
+them (``ctr.training.ids``).
 """
 
 import hashlib
@@ -37,10 +37,10 @@ class Pooled:
 
     Attributes:
         name: name of the feature.
-        of: the single-valued feature from which the list is seen.
+        of: the single-valued feature that is the target of attention.
         most: the largest number of values.
         width: width of the feature's embeddings.
-        target: the width of the other's.
+        target: the width of the target's embeddings.
         scale: factor of the products of both, so that they begin as large as embeddings.
     """
 
@@ -58,19 +58,19 @@ class Pooled:
 
     @property
     def operations(self) -> int:
-        """Counts the floating-point operations for a row, whose list is computed at full length."""
+        """Counts the floating-point operations per row, whose list is computed at full length."""
         return 2 * self.target * self.width + self.most * (4 * self.width + 6)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A feature without rows: numbers that stand behind the embeddings in its tower's input (``ctr.models.numbers``).
+    """A feature without rows: numbers that follow the embeddings in its tower's input (``ctr.models.numbers``).
 
     Attributes:
-        size: how many numbers a row has.
-        single: the column in the id matrix where their bits are, None of a vector.
+        size: the number of numbers of a row.
+        single: the column of the id matrix with their bits, None for a vector.
         first: the feature's first column among the columns of all such features.
-        log: whether sign(x) log(1 + |x|) takes their place.
+        log: whether sign(x) log(1 + |x|) replaces them.
         normalize: whether they are normalized.
     """
 
@@ -84,20 +84,20 @@ class Numbers:
 
     @property
     def width(self) -> int:
-        """Number of columns in the tower's input: the numbers, and a flag for missing ones."""
+        """Returns the number of columns in the tower's input: the numbers, and a flag for missing ones."""
         return self.size + 1
 
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """A feature as the tables see it.
+    """A feature and its rows in a table.
 
     Attributes:
-        buckets: the number of its fixed rows: of its ids, or where these grow 1 for a missing value and those that ids
+        buckets: the number of its fixed rows: of its ids, or if these grow 1 for a missing value and the rows that ids
             without a slot share.
         single: the feature's column in the id matrix, None if multivalent.
         growing: whether its ids grow.
-        of: where it is not itself a feature of the log: the one whose ids it has, or the two of whose ids its are made.
+        of: if it is no feature of the log: the feature whose ids it has, or the two features whose ids it combines.
         pooled: pooling of the feature's values; None: their mean.
     """
 
@@ -112,7 +112,7 @@ class FeatureRows:
 
     @property
     def source(self) -> str:
-        """The feature of the log whose ids this one has; not for crosses of two features."""
+        """Returns the feature of the log whose ids this one has; not for crosses of two features."""
         return self.of[0] if len(self.of) == 1 else self.name
 
     @cached_property
@@ -125,7 +125,7 @@ class FeatureRows:
 class TableLayout:
     """One table: its features in order, single-valued before multivalent, and each one's first row.
 
-    ``copies`` is the number of components with embeddings of their own, 1 if they share them. ``numbers`` are features
+    ``copies`` is the number of components with separate embeddings, 1 if they share them. ``numbers`` are features
     without rows, in the input of this tower; the first table of a tower lists them.
     """
 
@@ -137,32 +137,32 @@ class TableLayout:
 
     @property
     def name(self) -> str:
-        """Tower and width, for instance ``quality-16``."""
+        """Returns the tower and the width, for instance ``quality-16``."""
         return f"{self.tower}-{self.width}"
 
     @property
     def single(self) -> tuple[FeatureRows, ...]:
-        """The features with exactly one id a row."""
+        """Returns the features with exactly one id per row."""
         return tuple(f for f in self.features if f.single is not None)
 
     @property
     def multivalent(self) -> tuple[FeatureRows, ...]:
-        """The features with any number of ids a row."""
+        """Returns the features with any number of ids per row."""
         return tuple(f for f in self.features if f.single is None)
 
     @cached_property
     def growing(self) -> tuple[FeatureRows, ...]:
-        """The features whose ids grow, in the order of ``features``."""
+        """Returns the features whose ids grow, in the order of ``features``."""
         return tuple(f for f in self.features if f.growing)
 
     @cached_property
     def rows(self) -> int:
-        """Number of fixed rows of the table: all of them where no ids grow, else slots follow."""
+        """Returns the number of fixed rows of the table: all of them if no ids grow, else slots follow."""
         return sum(f.buckets for f in self.features)
 
     @property
     def columns(self) -> int:
-        """Number of columns of the table."""
+        """Returns the number of columns of the table."""
         return self.copies * (self.width + 1)
 
     def by_column(self, embedding: float, linear: float) -> np.ndarray:
@@ -172,7 +172,7 @@ class TableLayout:
         return values.ravel()
 
     def offsets(self) -> dict[str, int]:
-        """First row of each feature."""
+        """Returns the first row of each feature."""
         starts = np.cumsum([0, *(f.buckets for f in self.features)])
         return {feature.name: int(start) for feature, start in zip(self.features, starts, strict=False)}
 
@@ -211,7 +211,7 @@ def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
 
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
-    """Lists the features of a log that a model has; pairs are made of these."""
+    """Lists the log's features that a model has, without pairs."""
     names = [feature.name for layout in layouts for feature in layout.features if not feature.of]
     return names + [numbers.name for numbers in all_numbers(layouts)]
 
@@ -228,7 +228,7 @@ def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
 
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds for each feature without rows a layout of its own, as for products."""
+    """Adds for each feature without rows a separate layout, as for products."""
     return (*layouts, *(_without_rows(n.name, n.tower, n.width) for n in all_numbers(layouts)))
 
 

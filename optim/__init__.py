@@ -1,6 +1,6 @@
-"""Optimizers. ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor`` are for the Keras that ``tf.keras`` is here.
+"""Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor``, for the Keras that ``tf.keras`` is.
 
-Importing this package loads neither TensorFlow nor Keras. Each Keras that is loaded by then knows the optimizers
+Importing this package loads neither TensorFlow nor Keras. Each loaded Keras then recognizes the optimizers
 "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
 
@@ -47,7 +47,7 @@ _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.t
 
 # Names like those of built-in optimizers; in saved models, where those of mixed precision have the class's name alone.
 _NAMES = {name: kind for kind in ("Shampoo", "Soap") for name in (kind.lower(), kind, f"ctr>{kind}")}
-# The plain names are those of Keras' own Adafactor.
+# Without the prefix, the name is that of Keras' built-in Adafactor.
 _NAMES["ctr>Adafactor"] = "Adafactor"
 
 
@@ -55,7 +55,7 @@ class _StandIn(str):
     """A registered name that Keras makes an optimizer from, as it would from a class.
 
     It is a string because Keras, when it loads a model that was compiled with ``optimizer="shampoo"``, replaces the
-    string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
+    string by the object registered under it and passes that to ``compile``, which takes strings and no classes.
     """
 
     adapter: str
@@ -65,11 +65,11 @@ class _StandIn(str):
 
 
 def register() -> None:
-    """Enters the names of the optimizers in the registry of each Keras that is loaded.
+    """Registers the names of the optimizers in each Keras that is loaded.
 
-    Called where this package is imported, and where one of its classes is first asked for. Where Keras is imported
-    after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
-    stays.
+    It is called when this package is imported, and at the first access to one of its classes. If Keras is imported
+    later, and a name or ``load_model`` is used before any class, call it again. Names that others registered are
+    not replaced.
 
         >>> register()
         >>> importlib.import_module("keras").optimizers.get("shampoo")

@@ -3,8 +3,8 @@
 Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
 table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
 
-**Weights without a gradient** in a step: their weight and state stay as they are, to the bit. They are known when a
-step is traced, so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
+**Weights without a gradient** in a step: their weight and state stay unchanged, to the bit. Tracing determines them,
+so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
 Shampoo, Shampoo counts steps and collections for all variables together: averages of a variable that missed some are
 corrected like all others. Adafactor's moments decay by the steps in which the weight had a gradient.
 """
@@ -23,7 +23,7 @@ Present: TypeAlias = "np.ndarray | None"
 
 
 def present_among(indices: Collection[int], count: int) -> Present:
-    """Returns the mask of these tensors among ``count``."""
+    """Returns the mask of these tensors among ``count`` tensors."""
     present = np.isin(np.arange(count), list(indices))
     return None if present.all() else present
 
@@ -56,8 +56,8 @@ def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DT
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns whether all gradients are finite, bool scalar.
 
-    Checks the sum of squares, in one pass: it must not overflow either, as accumulators would become infinite and the
-    weight never move again.
+    Checks the sum of squares, in one pass: it must not overflow either, or accumulators would become infinite and the
+    weight would never change again.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     # In float16 squares would overflow at 256.
@@ -66,7 +66,7 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
 
 
 def clip_by_global_norm(gradients: Sequence[Gradient], norm: float) -> list[Gradient]:
-    """Scales all gradients down together so that the norm of all of them is at most ``norm``."""
+    """Scales all gradients by one factor so that the norm of all of them is at most ``norm``."""
     clipped, _ = tf.clip_by_global_norm(list(gradients), norm)
     return clipped
 
@@ -74,10 +74,10 @@ def clip_by_global_norm(gradients: Sequence[Gradient], norm: float) -> list[Grad
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-    """Returns the gradients of dense weights, and of tables' distinct rows [U, C], by index, in a dtype; None left out.
+    """Returns the gradients of dense weights, and of tables' distinct rows [U, C], by index, in ``dtype``; omits None.
 
     Raises:
-        ValueError: the shape of a gradient is not its weight's.
+        ValueError: the shape of a gradient differs from its weight's.
     """
     dense: dict[int, tf.Tensor] = {}
     rows: dict[int, tf.IndexedSlices] = {}
@@ -129,7 +129,7 @@ def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 class GradientSteps:
-    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of weights that learn by rows."""
+    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of weights trained by rows."""
 
     weights: list[tf.Variable]
     tables: tuple[int, ...]
@@ -142,12 +142,12 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> None:
-        """Takes one step in place; None leaves a weight as it is. By default all weights but tables decay.
+        """Takes one step in place; None leaves a weight unchanged. By default all weights but tables decay.
 
-        Roots that are due are computed by the host, in the step or, where XLA compiles it, when ``exchange`` is called
-        after it; or ``on_device``, in any step.
+        The host computes due roots, in the step or, if XLA compiles it, when ``exchange`` is called
+        after it; with ``on_device`` the device does, in any step.
 
-        Raises ValueError: the shape of a gradient is not its weight's, or the device cannot compute the roots.
+        Raises ValueError: the shape of a gradient differs from its weight's, or the device cannot compute the roots.
         """
         split = split_gradients(gradients, self.weights, self.tables, self.dtype)
         self._update(*split, self._rate(learning_rate), decayed, on_device)
@@ -159,7 +159,7 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> tf.Tensor:
-        """Calls ``update`` if all gradients are finite, else counts the step; returns whether they are, scalar."""
+        """Calls ``update`` if all gradients are finite, else counts the step; returns whether they are, bool scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 

@@ -1,4 +1,4 @@
-"""Options of optimizers: pydantic dataclasses that check their values, and the types of these values."""
+"""Options of optimizers: pydantic dataclasses that validate their values, and the types of these values."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from ctr.io.errors import did_you_mean
 OptionsT = TypeVar("OptionsT")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""Settings of every dataclass of options. A group of options may be given as a mapping."""
+"""Settings of every dataclass of options. A group of options may also be a mapping."""
 
 
 def _python_number(value: Any) -> Any:
@@ -23,7 +23,7 @@ def _python_number(value: Any) -> Any:
 
 
 NUMPY = BeforeValidator(_python_number)
-"""Stands last in the type of a number: pydantic applies limits behind it without a place in the JSON Schema."""
+"""Must be last in the type of a number: pydantic leaves limits after it out of the JSON Schema."""
 
 Switch = Annotated[bool, Field(strict=True)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1), NUMPY]
@@ -54,10 +54,10 @@ def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def option_dataclass(config: ConfigDict = STRICT) -> Callable[[type[OptionsT]], type[OptionsT]]:
-    """Returns a decorator for frozen dataclasses of options, whose faults are one line each.
+    """Returns a decorator for frozen dataclasses of options, whose errors have one line each.
 
-    A class so decorated raises TypeError for an option that it does not have, and names the one that was meant, and
-    ValueError for a value that is not allowed, with the path of the option.
+    Such a class raises TypeError for an unknown option, and names the one that was meant, and
+    ValueError for an invalid value, with the path of the option.
     """
 
     def decorate(options: type[OptionsT]) -> type[OptionsT]:
@@ -85,7 +85,7 @@ def names_of(options: Any) -> list[str]:
 
 
 def check_names(title: str, values: Iterable[str], names: Sequence[str]) -> None:
-    """Raises TypeError for a keyword that is none of the names, with the name that was meant."""
+    """Raises TypeError for a keyword that is none of ``names``, with the name that was meant."""
     for name in values:
         if name not in names:
             raise TypeError(f"{title} has no option {name!r}{_meant(name, names)}")

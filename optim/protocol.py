@@ -1,7 +1,7 @@
 """Interface between the trainer and optimizers of dense weights; optimizers of table rows derive from ``RowRule``.
 
-To add an optimizer, derive a class from ``DenseOptimizer``, whose ``build``, ``variables`` and ``update`` it must have,
-in a module of its own, and name it where configurations are mapped to optimizers.
+To add an optimizer, derive a class from ``DenseOptimizer`` with ``build``, ``variables`` and ``update``,
+in a new module, and add it where configurations are mapped to optimizers.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from ctr.workers.parts import Part
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations of a step: each multiplication, addition, function of a number or copied element counts as one."""
+    """Operations of a step: each multiplication, addition, scalar function or copied element counts as one."""
 
     update: float = 0
     statistics: float = 0
@@ -25,7 +25,7 @@ class Cost:
 
 
 class Spectrum(NamedTuple):
-    """Singular values of a weight's statistics matrices: the extremes over all, and the largest condition of any.
+    """Singular values of a weight's statistics matrices: the extremes over all, and the largest condition number.
 
     ``condition`` is the condition of the statistics, ``damped`` of the damped matrix, whose root is certified.
     """
@@ -57,7 +57,7 @@ class RowGradient(NamedTuple):
 
 
 class OptionalMembers:
-    """Optional members of an optimizer beside its step; by default they do nothing."""
+    """Optional members of an optimizer; by default they do nothing."""
 
     def exchange(self) -> None:
         """Exchanges roots with the host if due; called after each step that XLA compiles."""
@@ -88,16 +88,16 @@ class DenseOptimizer(OptionalMembers, ABC):
 
     @abstractmethod
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Takes the weights, by names that do not depend on the process, and creates the variables; called once."""
+        """Adopts the weights, by names that do not depend on the process, and creates the variables; called once."""
 
     @property
     @abstractmethod
     def variables(self) -> dict[str, tf.Variable]:
-        """All state besides the weights, under the names that checkpoints have."""
+        """Returns all state besides the weights, under its names in checkpoints."""
 
     @abstractmethod
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
-        """Takes one step on all weights, in place; called in the graph of the step.
+        """Updates all weights in place by one step; called in the graph of the step.
 
         All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
         takes the step of its first-order one: a run's first batches are too small for it. A step that XLA compiles

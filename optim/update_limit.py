@@ -19,9 +19,9 @@ def limit_update(
 ) -> tf.Tensor:
     """Scales ``update``, of the weight's shape, by at most 1 so that each element is at most relative |w| + absolute.
 
-    The result is finite. Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no
-    multiple within its limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole
-    tensor with it at that scale. ``owners`` hold a part of the tensor each.
+    The result is finite. Elements with zero update impose no limit. An element that is not finite, or has a NaN weight,
+    has no valid multiple, so that nothing changes. A weight of zero may change by ``absolute``, above 0, and its whole
+    tensor in proportion. ``owners`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute

@@ -1,4 +1,4 @@
-"""Beam's options as a user writes them, and pipelines made and run with them; faults are refused in one line."""
+"""Parses Beam's options as a user writes them, and builds and runs pipelines; faults are refused in one line."""
 
 # mypy: allow-untyped-calls
 
@@ -44,7 +44,7 @@ _CANCEL_SECONDS = 60
 
 
 class _JobServerOptions(PipelineOptions):
-    """Options that Beam in Python or its job server knows; an option that neither knows is refused."""
+    """Options of Beam in Python or its job server; any other option is refused."""
 
     def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:
@@ -57,9 +57,9 @@ class _JobServerOptions(PipelineOptions):
 
 
 def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
-    """Reads Beam's options such as ``--runner=...``; by default Beam runs inside this process.
+    """Parses Beam's options such as ``--runner=...``; by default Beam runs inside this process.
 
-    That runner has one worker, in memory. Raises InputError: an option that Beam does not know, or one with which
+    That runner has one worker, in memory. Raises InputError: an unknown option of Beam, or one with which
     Beam would start a server on this machine.
     """
     text = shlex.join(arguments)
@@ -136,7 +136,7 @@ def runs_in_this_process(options: PipelineOptions) -> bool:
 def run_pipeline(
     options: PipelineOptions, build: Callable[[beam.Pipeline], object], stop: Stop = lambda: None
 ) -> None:
-    """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
+    """Builds a pipeline and waits until it is done; a signal from ``stop``, called ten times a second, cancels it.
 
     Raises InputError: a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached or
     has failed.
@@ -174,7 +174,7 @@ def _run(pipeline: beam.Pipeline, stop: Stop) -> None:
         finally:
             ended.set()
 
-    # A thread of its own: a signal must not interrupt Beam.
+    # A separate thread: a signal must not interrupt Beam.
     threading.Thread(target=run, daemon=True).start()
     while not ended.wait(0.1):
         if stop() is not None:

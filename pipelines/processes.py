@@ -1,4 +1,4 @@
-"""Safe environment for the processes that a command starts, and silence for Beam.
+"""Provides a safe environment for child processes, and silences Beam.
 
 This module does not import Beam, so that its first import can be silenced.
 """
@@ -13,7 +13,7 @@ import ctr
 
 
 def safe_environment() -> dict[str, str]:
-    """Returns the environment for a Python process that is started as ``python -m MODULE``.
+    """Returns the environment for a child process ``python -m MODULE``.
 
     Python would otherwise search every module in the current directory first, so that a ``json.py`` there would be
     run. If that directory is the checkout that this package is imported from, it has to stay on the path.
@@ -24,7 +24,7 @@ def safe_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet_beam(level: int = logging.CRITICAL) -> Iterator[None]:
-    """Logs nothing up to ``level`` in the block, which may be the first to import Beam."""
+    """Suppresses log messages up to ``level`` in the block, which may be the first to import Beam."""
     # Beam's import also logs through the root logger, which then would get a handler for good.
     handlers, disabled = list(logging.root.handlers), logging.root.manager.disable
     logging.disable(level)

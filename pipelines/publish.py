@@ -22,16 +22,16 @@ def stage(
     histories: Histories | None = None,
     counters: dict[str, int] | None = None,
 ) -> Manifest:
-    """Stages the rows of a partition, sorted, by the settings of a mapping.
+    """Stages the rows of a partition, sorted, with the settings of a mapping.
 
-    With ``histories``, fills their columns, and later partitions see these rows. Raw values are stored where the rows
+    With ``histories``, fills their columns, and later partitions see these rows. Raw values are stored if the rows
     have their columns. Raises InputError as ``stage_partition`` does.
     """
     end = start + duration_us(mapping.partition)
     schema = mapping.feature_schema
     rows = rows if histories is None else histories.fill(start, rows)
     shard_rows = rows.select(shard_schema(schema).names)
-    # The rows of a query that was sampled are not the page that was shown.
+    # The rows of a sampled query are not the page that the user saw.
     counts_pages = isinstance(mapping, Mapping) or mapping.sampling is None
     manifest = stage_partition(
         log, schema, start, end, shard_rows, counters, mapping.shard_rows, counts_pages
@@ -49,7 +49,7 @@ def stage(
 def stage_with_histories(
     log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest
 ) -> Manifest:
-    """Stages a partition again, with its histories, and deletes the shards that have none."""
+    """Stages a partition again, with its histories, and deletes the shards without them."""
     schema = mapping.feature_schema
     rows = [read_shard(log, entry, schema) for entry in manifest.shards]
     table = pa.concat_tables(rows or [shard_schema(schema).empty_table()])

@@ -1,4 +1,4 @@
-"""Rows stored on disk until their partition is complete, in temporary or lasting files inside the log's folder."""
+"""Rows stored on disk until their partition is complete, in temporary or permanent files inside the log's folder."""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -20,14 +20,14 @@ _BUFFER_BYTES = 128 << 20
 
 @contextmanager
 def spill_folder(log: Path) -> Iterator[Path]:
-    """Makes a temporary folder inside ``log``, removed at the end, whatever happens.
+    """Yields a new temporary folder inside ``log``, removed at the end in any case.
 
     A process that is killed leaves its folder behind, and the next one removes it. The folder of a living process is
     protected by a lock.
     """
     make_folder(log)
-    # The log's own lock is held only while folders are listed and made, so that no other process finds a folder
-    # that is made but not yet locked.
+    # The lock of the log is held only while folders are listed and created, so that no other process sees a folder
+    # before it is locked.
     with ExitStack() as locks:
         with hold(log):
             for left in log.glob(f"{_PREFIX}*"):
@@ -57,14 +57,14 @@ def write_state_tables(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]
 
 
 def read_state_tables(path: Path, remedy: str) -> Iterator[pa.Table]:
-    """Yields the tables of a file, mapped into memory, once its hash is verified (``read_state_file``)."""
+    """Yields the tables of a file, mapped into memory, after verifying its hash (``read_state_file``)."""
     reader = pa.ipc.open_file(read_state_file(path, remedy))
     for number in range(reader.num_record_batches):
         yield pa.Table.from_batches([reader.get_batch(number)])
 
 
 def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """Splits the rows of a table by the partition, of ``starts`` int64 [N], that each belongs to, in their order."""
+    """Splits the rows of a table by their partition (``starts``, int64 [N]), in their order."""
     if not len(starts):
         return {}
     if not (starts[1:] >= starts[:-1]).all():
@@ -80,7 +80,7 @@ def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Tabl
 class PartitionSpill:
     """Rows by partition of query time, each partition in the order of arrival.
 
-    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are kept in memory.
+    Partitions begin at multiples of their length. Up to ``buffer_bytes`` of rows are buffered in memory.
     """
 
     folder: Path
@@ -115,7 +115,7 @@ class PartitionSpill:
         return self.folder / f"{start:019d}"
 
     def starts(self) -> list[int]:
-        """Lists the begins of the partitions that have rows, in order of time."""
+        """Lists the starts of the partitions that have rows, in order of time."""
         return sorted({*self._on_disk, *self._buffers})
 
     def pop(self, start: int) -> pa.Table:

@@ -1,6 +1,6 @@
-"""Functions that ``import ctr`` offers, each with the result of the command of the same name.
+"""Functions of ``import ctr``, each with the result of the command of the same name.
 
-Bad input raises ``ctr.io.errors.InputError``, whose message is what the command prints.
+Bad input raises ``ctr.io.errors.InputError``, with the message of the command.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def ingest(
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Makes an example log of a table: ``ctr ingest table``, or with ``label`` the first steps of ``ctr quickstart``.
+    """Makes an example log from a table: ``ctr ingest table``, or with ``label`` the first steps of ``ctr quickstart``.
 
     ``table`` is a CSV, TSV, JSON lines or Parquet file, or a directory of such files; or a frame of pandas, polars or
     Arrow, whose rows are those of a file ``frame.parquet``. ``mapping`` is a mapping file or its keys. Without it,
@@ -84,7 +84,7 @@ def train(
     """Trains in one pass over a log, or resumes the run, as ``ctr train LOG --out RUN --config CONFIG`` does.
 
     ``config`` is a file of settings or its keys; None: the defaults. Returns the content of ``summary.json``: metrics
-    with intervals, counts, times and hashes. Raises InputError: the log, the configuration and the run do not fit.
+    with intervals, counts, times and hashes. Raises InputError: the log, the configuration or the run do not fit.
 
     Example:
         >>> ctr.train("log", "run", {"model": {"experts": ["linear"]}})["examples"]
@@ -108,8 +108,8 @@ def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
     """Compares two runs over the same log, as ``ctr compare RUN_A RUN_B --json`` does.
 
     Returns ``results``, rows of metric, run, slice, window, value and 95% interval, also of the paired differences, B -
-    A; ``verdicts`` by metric; and what differs in the configurations. Raises InputError: a directory is no run, or the
-    runs are of different examples.
+    A; ``verdicts`` by metric; and the differences of configurations. Raises InputError: a directory is no run, or the
+    runs have different examples.
 
     Example:
         >>> ctr.compare("a", "b")["examples"]
@@ -168,7 +168,7 @@ def evaluate(
         label: the column of the labels, 0 or 1.
         prediction: the column of the probabilities; one of it and ``logit`` is required.
         logit: the column of the logits.
-        query: the column of the queries, values of any type; None: each row is its own, and there is no PerQueryAUC.
+        query: the column of the queries, values of any type; None: each row is a query, and there is no PerQueryAUC.
         weight: the column of the weights; None: each row counts once.
         slice: columns by whose values calibration, logloss and AUC are measured, too.
         against: predictions of the same rows in the same order, in columns of the same names, to compare with

@@ -1,4 +1,4 @@
-"""Tables as frames of pandas, polars or Arrow, or as files, and the columns that ``ctr.evaluate`` reads."""
+"""Reads tables from frames of pandas, polars or Arrow, or from files, and the columns for ``ctr.evaluate``."""
 
 import math
 import sys
@@ -29,7 +29,7 @@ _SAME_ROWS = "allowed: the same rows in the same order"
 
 
 class ArrowStream(Protocol):
-    """A frame of pandas, polars, pyarrow or others that gives its columns by Arrow's PyCapsule interface."""
+    """A frame of pandas, polars, pyarrow or others that offers its columns by Arrow's PyCapsule interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -102,7 +102,7 @@ class Predictions:
         return metrics
 
     def summary(self, metrics: ProgressiveMetrics) -> dict[str, Any]:
-        """Returns ``ProgressiveMetrics.summary``, where slices have their values as texts."""
+        """Returns ``ProgressiveMetrics.summary``, with the slices' values as texts."""
         summary = metrics.summary()
         for name, (_, values) in self.slices.items():
             for row in summary["calibration_slices"][name]["heaviest"]:
@@ -111,7 +111,7 @@ class Predictions:
 
 
 def read_predictions(source: Source, columns: Columns) -> Predictions:
-    """Reads and checks predictions; raises InputError, which names all missing columns, or the row of a value."""
+    """Reads and checks predictions. Raises InputError, which names all missing columns, or the row of a value."""
     if (columns.prediction is None) == (columns.logit is None):
         raise InputError("one of prediction, probabilities from 0 to 1, and logit is required")
     where, table = _read(source, columns)
@@ -195,7 +195,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
-    """Compares predictions of the same rows like ``evaluate_difference``, a being the baseline; else InputError."""
+    """Compares predictions of the same rows, a as the baseline. Raises InputError: the rows differ."""
     if len(a.label) != len(b.label):
         raise InputError(f"{a.where} has {len(a.label):,} rows, {b.where} {len(b.label):,}; {_SAME_ROWS}")
     if (differs := (a.label != b.label) | (a.weight != b.weight) | (a.query_id != b.query_id)).any():

@@ -1,7 +1,7 @@
-"""Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
+"""Typed configuration: strict models, read from YAML, changed by ``key=value``; begin here.
 
-Each part of the system keeps its own model beside itself; this module holds what they share. ``schema`` makes the JSON
-Schema of a model's file, which is the one description of its keys; ``reference`` prints it as ``ctr config`` does.
+Each part of the system defines its model in its folder; this module holds the shared parts. ``schema`` makes the JSON
+Schema of a model's file, the only description of its keys; ``reference`` prints it as ``ctr config`` does.
 """
 
 import copy
@@ -49,7 +49,7 @@ LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys and numbers that are not finite, and does not change after it is made."""
+    """Refuses unknown keys, and strings and booleans for numbers; instances are immutable."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -70,7 +70,7 @@ class StrictModel(BaseModel):
 
 
 class ShortModel(StrictModel):
-    """Leaves keys out of its text where they have their defaults: without them, hashes stay as they are.
+    """Omits keys with default values from its text, so that new keys do not change hashes.
 
     ``left_out`` names these keys.
     """
@@ -96,14 +96,14 @@ def describe_validation_error(
 ) -> str:
     """Describes all faults of a config on one line: each with its key's path, the value, and what is allowed.
 
-    ``prefix`` stands before each path: where in a larger file the keys lie.
+    ``prefix`` is put before each path: the position of the keys in a larger file.
     """
     faults, listed = [], set()
     errors = error.errors(include_url=False)
     for fault in errors:
         deeper = [other["loc"] for other in errors if len(other["loc"]) > len(fault["loc"])]
         if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
-            # The missing items were refused, and have faults of their own.
+            # The missing items were refused, and have separate faults.
             continue
         path = ".".join(str(part) for part in fault["loc"] if part != "[key]")
         if not (path or prefix) and fault["type"] == "value_error":
@@ -131,13 +131,13 @@ def describe_validation_error(
 
 
 def _as_values(content: Any) -> Any:
-    """Makes tuples of lists, and a float of a whole number beyond 64 bits, which whole numbers' keys then refuse."""
+    """Converts lists to tuples, and an integer beyond 64 bits to a float, which keys for integers then refuse."""
     if isinstance(content, dict):
         return {key: _as_values(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return tuple(map(_as_values, content))
     if isinstance(content, Integral) and not isinstance(content, bool):
-        # NumPy's, too.
+        # Also one of NumPy's types.
         whole = int(content)
         if not -(2**63) <= whole < 2**63:
             return float(whole) if abs(whole) < 2**1023 else math.inf
@@ -148,7 +148,7 @@ def _as_values(content: Any) -> Any:
 def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
     """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault.
 
-    Pydantic validates strictly: "5" and true are no numbers.
+    Validation is strict: "5" and true are no numbers.
     """
     if not isinstance(content, dict):
         raise InputError(
@@ -182,7 +182,7 @@ def read_yaml(path: Path, what: str) -> Any:
 def apply_settings(content: Any, settings: Sequence[str]) -> Any:
     """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
 
-    Content that is no mapping is returned as it is, for ``parse_model`` to refuse.
+    Returns content that is no mapping unchanged, for ``parse_model`` to refuse.
     """
     changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
@@ -235,6 +235,6 @@ def changed_values(
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Lists differences of two nested mappings, a text for each key with its path, its old and its new value."""
+    """Lists the differences of two nested mappings, a text for each key with its path, its old and its new value."""
     changed = changed_values(before, now)
     return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

@@ -1,4 +1,4 @@
-"""Kinds of files that configure something, and the model of each."""
+"""Kinds of configuration files, and the model of each."""
 
 import importlib
 from typing import Any

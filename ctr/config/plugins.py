@@ -1,7 +1,7 @@
-"""Plug-ins: losses, networks and rules of columns that installed packages add, each under a name of their own.
+"""Plug-ins: losses, networks and rules of columns that installed packages add, each under a unique name.
 
 A package names a class at an entry point of one of the groups below. The class, a ``StrictModel``, is both the keys of
-the plug-in in a configuration, ``{NAME: {...}}``, and what it computes with them. It is imported when a configuration
+the plug-in in a configuration, ``{NAME: {...}}``, and its computation. It is imported when a configuration
 names it, and only then.
 """
 
@@ -66,7 +66,7 @@ def _origin(entry: EntryPoint) -> Origin:
 
 
 def read_plugins(group: Group, content: Any) -> Any:
-    """Creates the plug-ins of ``{NAME: {...}}`` from their keys; raises ValueError, in one line, if one is wrong."""
+    """Creates the plug-ins of ``{NAME: {...}}`` from their keys. Raises ValueError, in one line, if one is wrong."""
     if not isinstance(content, Mapping):
         return content
     try:
@@ -100,5 +100,5 @@ RulePlugins = Annotated[_Plugins, _reader("ctr.features")]
 
 
 def origin_of(group: Group, name: str) -> Origin:
-    """Returns the package that a plug-in is installed from. Raises InputError where none is, or several."""
+    """Returns the package that installs a plug-in. Raises InputError if there is none, or several."""
     return _origin(_entry(group, name))

@@ -1,4 +1,4 @@
-"""Reference of a configuration: a table of its keys, by the JSON Schema of its model."""
+"""Reference of a configuration: a table of its keys, from the JSON Schema of its model."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""JSON Schema of a configuration (draft 2020-12): the one description of its keys, for editors and for the reference.
+"""JSON Schema of a configuration (draft 2020-12): the only description of its keys, for editors and for the reference.
 
-Pydantic makes it of the models and of the dataclasses of optimizers' options. A key's meaning stands in the docstring
+Pydantic generates it from the models and the dataclasses of optimizers' options. A key's meaning is in the docstring
 of its class under ``Attributes:``.
 """
 
@@ -24,7 +24,7 @@ _SUFFIX = ".schema.json"
 
 
 class _Writer(GenerateJsonSchema):
-    # Keys get no titles made of their names: a title is a model's name for the values of a key.
+    # Keys get no titles derived from their names: a title is a model's name for the values of a key.
 
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         return {"$schema": self.schema_dialect, **super().generate(schema, mode)}
@@ -81,7 +81,7 @@ def file_schema(kind: str, model: type[BaseModel]) -> Schema:
 def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path]:
     """Writes the schemas of all kinds of files, ``KIND.schema.json``; returns the files.
 
-    Raises InputError: the directory has something else in it.
+    Raises InputError: the directory contains other files.
     """
     names = {f"{kind}{_SUFFIX}": kind for kind in models}
     check_output_folder(
@@ -140,7 +140,7 @@ def _dotted_keys(node: Schema, above: str) -> Iterator[str]:
 
 
 def keys_at(node: Schema, path: Sequence[int | str]) -> list[str] | None:
-    """Returns the keys of the group at an error's path, which may name a group's kind; None if it is not one group."""
+    """Returns the keys of the group at an error's path, which may contain a group's kind; None for anything else."""
     schemas = members(node)
     for key in path:
         schemas = [part for schema in schemas for below in _below(schema, key) for part in members(below)]

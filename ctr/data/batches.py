@@ -15,7 +15,7 @@ from ctr.data.reader import QUERY_TOO_LARGE, Rows, join_rows
 
 
 class LargeQuery(NamedTuple):
-    """A rejected query with more rows than are allowed: its rows lie in [begin, end) of the log."""
+    """A query with more rows than ``max_query_rows``, which is rejected: its rows are [begin, end) of the log."""
 
     query_id: int
     begin: int
@@ -25,9 +25,9 @@ class LargeQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole queries: good rows, the faulty ones that lay among them, and the position in the log after all these.
+    """Whole queries: good rows, the faulty rows among them, and the position in the log after all of these.
 
-    ``last`` is the last query, where its rows may be left out.
+    ``last`` is the last query; it may be omitted.
     """
 
     rows: Rows
@@ -57,7 +57,7 @@ class Batch:
 
     @property
     def large_queries(self) -> list[LargeQuery]:
-        """Lists the queries among its rejects that have too many rows."""
+        """Lists the rejected queries that have too many rows."""
         large = self.rejects.keep(self.rejects.fault == QUERY_TOO_LARGE)
         begins = large.query_begins().tolist()
         return [
@@ -85,7 +85,7 @@ Rounded down to a power of four, for which few shapes are compiled.
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Maximum rows of a batch, by its first row's position."""
+    """Maximum number of rows of a batch, by the position of its first row."""
 
     rows: int
     growth: float | None = None  # share of the rows before it; None: ``rows`` from the start
@@ -109,7 +109,7 @@ def _power_of_two(number: int) -> int:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs whole queries into batches, a larger query alone; beyond ``max_query_rows`` all its rows are rejects."""
+    """Packs whole queries into batches, a larger query alone; rejects queries of more than ``max_query_rows`` rows."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
@@ -148,7 +148,7 @@ def batches_within(
 def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iterator[Batch]:
     # Unless the log has ended, the last query may continue in the next block.
     begins = rows.query_begins()
-    # Where queries are known to end: the last one of ``rows`` only when the log does.
+    # Ends of complete queries: the last query of ``rows`` may continue unless the log has ended.
     ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]
     position = 0
     while position < len(rows):
@@ -177,7 +177,7 @@ def _reject_large_queries(rows: Rows, max_query_rows: int) -> Rows:
 
 
 def set_rejects_apart(rows: Rows) -> Batch:
-    """Makes a batch of whole queries, at least one row, with faulty rows as its rejects."""
+    """Makes a batch of whole queries with at least one row; faulty rows become its rejects."""
     end = int(rows.position[-1]) + 1
     good = rows.fault == 0
     if good.all():
@@ -186,10 +186,10 @@ def set_rejects_apart(rows: Rows) -> Batch:
 
 
 class Interleaved:
-    """Returns the whole queries of a log up to a time that only rises, ``most`` rows at once unless a query has more.
+    """Reads the whole queries of a log up to an increasing time, at most ``most`` rows a call unless a query has more.
 
     The rows of each call depend only on the position at the start and on the times, so that a resume from the position
-    of the last returned row continues with the same rows. All of a query beyond ``max_query_rows`` are faulty.
+    of the last returned row continues with the same rows. All rows of a query beyond ``max_query_rows`` are faulty.
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int) -> None:
@@ -198,7 +198,7 @@ class Interleaved:
         self._pending: Rows | None = None
 
     def until(self, time: int) -> Rows | None:
-        """Returns the next queries up to a time in microseconds; None without any."""
+        """Returns the next queries up to a time in microseconds; None if there are none."""
         while not self._enough(time) and (block := next(self._blocks, None)) is not None:
             self._pending = block if self._pending is None else join_rows([self._pending, block])
         pending = self._pending

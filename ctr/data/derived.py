@@ -1,4 +1,4 @@
-"""Columns that are made of a row's time or of another column, by rules that ingestion and the exported model share."""
+"""Columns computed from a row's time or from another column, by rules that ingestion and the exported model share."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -22,13 +22,12 @@ Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
 
 class ColumnRule(StrictModel):
-    """A rule of another package that makes a text of a text: subclasses add keys, and what it computes.
+    """A rule of another package that converts a text to a text: subclasses add keys and the two methods.
 
-    A value that is missing is the empty text, and what it becomes is missing, too, if that is empty. Text that is not
-    UTF-8 is missing.
+    A missing value is passed as the empty text; an empty result means missing, too. Text that is not UTF-8 is missing.
 
     Attributes:
-        probes: texts, beside common ones, of which exports check that both methods make the same.
+        probes: texts, beside common ones, for which exports check that both methods return the same.
     """
 
     probes: ClassVar[tuple[str, ...]] = ()
@@ -38,7 +37,7 @@ class ColumnRule(StrictModel):
         raise NotImplementedError
 
     def of_tensor(self, texts: Any) -> Any:
-        """Computes the same in the exported graph, strings [N] from strings [N], by TensorFlow's own operations."""
+        """Computes the same in the exported graph, strings [N] from strings [N], with TensorFlow operations only."""
         raise NotImplementedError
 
 
@@ -52,17 +51,17 @@ def _one_rule(rules: dict[str, StrictModel]) -> dict[str, StrictModel]:
 
 
 class Derived(ShortModel):
-    """A new raw column, made of the time of the row or of another column.
+    """A new raw column, computed from the time of the row or from another column.
 
     Without ``part``, ``every``, ``prefix``, ``cast`` and ``plugin`` it is a copy.
 
     Attributes:
         source: the column that it is derived from; ``time`` for the parsed time of the row.
         part: the hour of the day (0 to 23) or the day of the week (Monday is 0) of the time, in UTC.
-        every: the number of whole periods of this length between 1970 and the time; each period has its own value.
+        every: the number of whole periods of this length between 1970 and the time.
         prefix: the number of characters to keep from the start of the value, as a category spells it.
         cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as numbers,
-            ``decimal_comma`` as numbers with a point in place of the comma.
+            ``decimal_comma`` as numbers with the comma replaced by a point.
         plugin: a rule of another package (entry points ``ctr.features``) by its name, with its keys. Empty: none.
     """
 
@@ -99,7 +98,7 @@ class Derived(ShortModel):
 
     @property
     def rule(self) -> ColumnRule | None:
-        """The rule of another package."""
+        """Returns the rule of another package, or None without ``plugin``."""
         return next((rule for rule in self.plugin.values() if isinstance(rule, ColumnRule)), None)
 
     @property

@@ -1,4 +1,4 @@
-"""Mapping file of events, described in docs/howto/events.md: how raw impressions and clicks become a log."""
+"""Mapping file of events, described in docs/howto/events.md: converts raw impressions and clicks to a log."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ class EventSource(ShortModel):
         input: how the files are read.
         topic: the topic of Kafka; its records are JSON objects with the same columns. Null: files.
         time: the time of the event: when the query was made, or when the click or conversion happened.
-        arrival: when the collector received the event. Null: unknown; the event's own time is used.
+        arrival: when the collector received the event. Null: unknown; ``time`` is used.
         impression_id: the column that impressions, clicks and conversions have in common.
         where: columns and the value that the events of this kind have in each, where files or topics hold several
             kinds; other rows are skipped.
@@ -68,7 +68,7 @@ class ImpressionSource(EventSource):
     Attributes:
         query_id: the column with the id of the query; the impressions of one query have the same value, and the same
             ``time``.
-        timestamp: when the impression itself was shown. Null: at the query's time.
+        timestamp: the time of the impression. Null: the query's time.
         weight: a column of weights. Null: every weight is 1.
         derive: new columns by name, as in the mapping of a table.
     """
@@ -91,7 +91,7 @@ class LabelSource(EventSource):
     """Source of the events of a further label, such as conversions.
 
     Attributes:
-        window: how long after its impression was shown such an event counts.
+        window: the maximum time from an impression to its event.
     """
 
     window: Duration = Field(examples=["3d"])
@@ -102,7 +102,7 @@ class EventSampling(StrictModel):
 
     Attributes:
         name: the name of the sampling.
-        rule: the rule by which examples are kept.
+        rule: the rule that selects examples.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -129,23 +129,23 @@ class EventTeacher(StrictModel):
 
 
 class EventMapping(ShortModel):
-    """The mapping file of events: how raw impressions and clicks become a log.
+    """The mapping file of events: converts raw impressions and clicks to a log.
 
     Attributes:
         impressions: how impressions are read.
         clicks: how clicks are read.
-        labels: further labels, by name: each has events of its own, which are joined as clicks are, within a window of
-            their own.
+        labels: further labels, by name: each has a separate kind of events, joined as clicks are, within a separate
+            window.
         partition: a duration of query time: the log is published in units of this length.
-        click_window: how long after its impression was shown a click counts.
-        clock_skew: how long before its impression was shown a click may come, and an impression before its query: the
+        click_window: the maximum time from an impression to its click.
+        clock_skew: the maximum time by which a click may precede its impression, and an impression its query: the
             clocks of devices and servers differ. Null: not at all.
-        show_window: how long after its query an impression may be shown; with ``impressions.timestamp`` alone. Null:
+        show_window: the maximum time from a query to its impressions; only with ``impressions.timestamp``. Null:
             as long as the click window and the late window together.
-        late_window: for how long after the click window an unmatched click is called late, and after its own window the
-            event of a label; after that, it is an orphan. Ids are remembered for both windows together. Null: as long
+        late_window: for how long after the click window an unmatched click is called late, and after the window of a
+            label its event; after that, it is an orphan. Ids are remembered for both windows together. Null: as long
             as that window.
-        delay: how long after its time an event may arrive. A partition closes when everything has arrived that
+        delay: the maximum time from an event to its arrival. A partition closes when everything has arrived that
             happened before its end plus the show window plus the longest window of clicks and labels.
         overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in the files
             before it. Null: not at all.
@@ -154,7 +154,7 @@ class EventMapping(ShortModel):
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, as in the mapping of a table.
+        keep_values: features whose raw values are stored beside the log, as in the mapping of a table.
     """
 
     left_out = ("labels",)
@@ -240,7 +240,7 @@ class EventMapping(ShortModel):
 
     @property
     def sources(self) -> dict[str, EventSource]:
-        """The sources of events by kind: ``impressions``, ``clicks``, and the name of each label."""
+        """Returns the sources of events by kind: ``impressions``, ``clicks``, and the name of each label."""
         return {"impressions": self.impressions, "clicks": self.clicks, **self.labels}
 
     @property
@@ -253,7 +253,7 @@ class EventMapping(ShortModel):
 
     @property
     def windows_us(self) -> dict[str, tuple[int, int]]:
-        """The window and the late window of clicks and of each label's events."""
+        """Returns the window and the late window of the events of clicks and of each label, in microseconds."""
         windows = {"clicks": self.click_window} | {name: label.window for name, label in self.labels.items()}
         return {
             kind: (duration_us(window), duration_us(self.late_window or window))
@@ -266,7 +266,7 @@ class EventMapping(ShortModel):
 
     @property
     def show_window_us(self) -> int:
-        """Time from a query to its last impression, in microseconds; 0 where impressions have no time of their own."""
+        """Returns the maximum time from a query to its impressions, in microseconds; 0 without ``timestamp``."""
         if self.impressions.timestamp is None:
             return 0
         return sum(self.windows_us["clicks"]) if self.show_window is None else duration_us(self.show_window)

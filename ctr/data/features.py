@@ -1,9 +1,9 @@
-"""Kinds of features: where the values of one come from, and its buckets, width and tower.
+"""Kinds of features: the source of the values of each, and its buckets, width and tower.
 
-Features are categorical (FF section 2): what comes in leaves as an id. Of a feature with ``buckets`` it is a number in
-``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for
-"missing". Numbers with ``as: value`` and vectors reach the network unchanged: they have 0 buckets, and in place
-of ids the bits of float32 (``ctr.data.value_arrays``).
+Features are categorical (FF section 2): each value becomes an id. With ``buckets``, the id is a number in
+``[0, buckets)``; without, ids grow: the id is the value's 64-bit fingerprint. Id 0 means "missing". Numbers with
+``as: value`` and vectors reach the network unchanged: they have 0 buckets, and instead of ids the bits of float32
+(``ctr.data.value_arrays``).
 """
 
 import math
@@ -51,7 +51,7 @@ class FeatureBase(ShortModel):
 
     @property
     def has_ids(self) -> bool:
-        """Returns whether values become ids; False for values and vectors, whose numbers the network reads."""
+        """Returns whether values become ids; False for ``as: value`` and vectors, whose numbers the network reads."""
         return True
 
     @model_validator(mode="after")
@@ -69,17 +69,18 @@ class Category(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         source: the column that is read; required but with ``history``.
-        buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has one of
-            its own. With a vocabulary it follows from the list and must not be set.
-        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values. Null:
-            there is none.
+        buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has a
+            distinct id. With a vocabulary it follows from the list and must not be set.
+        vocabulary: the values with distinct ids: ids 1 to n in this order, n + 1 for all other values. Null: there is
+            none.
         multivalent: whether a row has any number of values: a list, or text split at ``separator``.
-        separator: the text between the values of a multivalent feature that is given as text.
+        separator: the text between the values of a multivalent feature whose column holds text.
         strip: ASCII characters that are taken off both ends of each value of a multivalent feature: with the separator
             ``,`` and ``[]'`` with a space here, the text ``['a', 'b']`` has the values a and b.
         max_values: maximum number of values per row.
-        keep: which values of a longer row are kept; ``last`` suits histories that grow at their end.
-        history: the values are no column, but what earlier rows of the log had. The feature is multivalent, its name is
+        keep: which end of a longer row is used: the first or the last values; ``last`` suits histories that grow at
+            their end.
+        history: the values are no column, but earlier rows' values in the log. The feature is multivalent, its name is
             its source, and it has the ``buckets`` or the ``vocabulary`` of the feature that is listed. A server sends
             the values under the feature's name, the latest one last.
     """
@@ -175,7 +176,7 @@ class StepBuckets(StrictModel):
 
 
 class Number(FeatureBase):
-    """A number, put into buckets by one of ``boundaries``, ``log`` and ``step``, or given to the network ``as: value``.
+    """A number, bucketed by one of ``boundaries``, ``log`` and ``step``, or passed to the network with ``as: value``.
 
     Of buckets, id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
     Boundaries and values are compared as float32.
@@ -244,7 +245,7 @@ class Number(FeatureBase):
 
 
 class Vector(FeatureBase):
-    """A list of numbers of one length, such as an embedding that another model has made; the network reads the numbers.
+    """A list of numbers of fixed length, such as an embedding from another model; the network reads the numbers.
 
     A list of another length, or with anything but finite numbers, is a reason to reject its row. An empty list or text
     is missing.
@@ -253,8 +254,8 @@ class Vector(FeatureBase):
         kind: the kind of the feature.
         source: the column that is read: lists of numbers, or text.
         size: the number of numbers.
-        separator: the text between numbers that are given as text; a space stands for any run of white space.
-        strip: ASCII characters that are taken off both ends of each number that is given as text: with ``,`` as
+        separator: the text between numbers in a text column; a space stands for any run of white space.
+        strip: ASCII characters that are taken off both ends of each number in a text column: with ``,`` as
             separator and ``[]`` here, ``[0.5, 1]`` is read.
         normalize: whether the network reads each element less the mean and over the standard deviation of the
             rows learned so far, between -10 and 10; else it reads the element itself.
@@ -277,10 +278,10 @@ class Text(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         source: the column that is read.
-        buckets: the number of ids that tokens are hashed to. Null: ids grow, each token has one of its own.
+        buckets: the number of ids that tokens are hashed to. Null: ids grow, each token has a distinct id.
         words: sizes of word n-grams: 1 for single words, 2 for pairs of neighbors.
         subwords: sizes of character n-grams inside ``<word>``, such as 3 and 4; empty: none.
-        max_values: maximum number of tokens per row; of a longer text, the first ones are kept.
+        max_values: maximum number of tokens per row; of a longer text, the first ones are used.
     """
 
     kind: Literal["text"] = "text"
@@ -310,7 +311,7 @@ class Cross(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         of: names of features that are listed before this one and are not crosses themselves.
-        buckets: the number of ids that products are hashed to. Null: ids grow, each product has one of its own.
+        buckets: the number of ids that products are hashed to. Null: ids grow, each product has a distinct id.
     """
 
     kind: Literal["cross"] = "cross"

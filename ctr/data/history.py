@@ -1,7 +1,7 @@
-"""Histories: of each row, the last values that earlier rows of its key had, such as the items a user clicked.
+"""Histories: for each row, the last values of earlier rows with the same key, such as the items a user clicked.
 
-A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: what a
-server could have known when it answered the query, if it learns of a row ``after`` later. So no row sees its own query,
+A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: the
+values that a server has when it answers the query, if rows arrive ``after`` later. So no row sees its own query,
 nor the future, whatever later rows hold.
 """
 
@@ -16,15 +16,15 @@ from ctr.data.value_arrays import places_of
 
 
 class History(StrictModel):
-    """The last values that earlier rows with the same key had, as known at each query's time.
+    """The last values of earlier rows with the same key, as available at each query's time.
 
     Attributes:
         by: the feature whose value is the key, such as the user: a single-valued category whose ids grow.
         of: the feature whose values are listed, such as the item: a single-valued category.
         where: which rows count: those with label 1, or all.
-        last: at most so many values, the latest ones; the latest is the last.
-        after: how long after its query a row is known. ``0s``: at once, to later queries.
-        within: rows that are older are forgotten, which bounds what is kept.
+        last: the maximum number of values; the latest value is the last one.
+        after: the delay from a row's query until later queries see the row. ``0s``: no delay.
+        within: the maximum age of rows; older rows are dropped, which bounds the memory.
     """
 
     by: str
@@ -54,7 +54,7 @@ class History(StrictModel):
 
     @property
     def hidden_us(self) -> int:
-        """Returns the microseconds just before a query whose rows its history leaves out; at least 1."""
+        """Returns how long, in microseconds, the history hides rows from later queries; at least 1."""
         return max(self.after_us, 1)
 
 
@@ -105,7 +105,7 @@ def look_up_history(
 
 
 def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
-    """Counts the known rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
+    """Counts the stored rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
     total, count = len(rows.keys), len(times)
     # Queries come after the rows of the same time.
     order = np.lexsort(
@@ -121,7 +121,7 @@ def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarra
 
 
 def forget(history: History, rows: HistoryRows, now_us: int) -> HistoryRows:
-    """Drops rows that no query from ``now_us`` on can see: too old, or with enough later visible rows."""
+    """Drops rows that no query from ``now_us`` on can see: too old, or followed by enough later visible rows."""
     rows = rows.at(rows.times >= now_us - history.within_us)
     ends = np.searchsorted(rows.keys, rows.keys, "right")
     # How many rows of the key will come after this one and are visible already.

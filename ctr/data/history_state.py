@@ -1,11 +1,11 @@
-"""The histories of a log: which rows they know at the end of a partition, and the columns of the next one.
+"""The histories of a log: their rows at the end of a partition, and the history columns of the next one.
 
 ::
 
     LOG/histories/END-DIGEST.parquet    the histories at END, from the partitions whose manifests have this digest
 
 Histories depend on the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value`` (ids)
-and ``time``, saves reading the partitions: without it, or after a partition that came late, shards are read again, with
+and ``time``, saves reading the partitions: without it, or after a partition was added late, shards are read again, with
 the same result.
 """
 
@@ -44,7 +44,7 @@ _TABLE_COLUMNS = ("key", "values", "times")
 
 
 class Histories:
-    """The histories of a log that grows: ``fill`` the rows of a partition, ``add`` them when they are staged."""
+    """The histories of a growing log: ``fill`` the rows of a partition, ``add`` them when they are staged."""
 
     def __init__(self, log: Path, schema: Schema, checked: bool = True) -> None:
         """Reads nothing yet; ``checked``: a partition that is not published, before others that are, is an error."""
@@ -58,7 +58,7 @@ class Histories:
         self._manifests: dict[tuple[int, int], Manifest] = {}
 
     def fill(self, start: int, rows: pa.Table) -> pa.Table:
-        """Fills the history columns of a partition's rows, which are in order.
+        """Fills the history columns of a partition's rows, which are in the order of the log.
 
         Returns the rows unchanged if the log has no histories.
         """
@@ -68,7 +68,7 @@ class Histories:
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
             before, _ = split_by_keys(self._rows[name], np.unique(ids[history.by]))
-            # The partition's own rows are known to its later queries.
+            # Later queries of the partition see its earlier rows.
             all_rows = add_rows(before, _counting(history, rows, ids))
             values, lengths = look_up_history(history, all_rows, ids[history.by], times)
             index = rows.schema.get_field_index(name)
@@ -78,7 +78,7 @@ class Histories:
         return rows
 
     def add(self, end: int, rows: pa.Table) -> None:
-        """Adds the rows of a partition that was filled, and ends at ``end``."""
+        """Adds the rows of a partition that ends at ``end``, after ``fill``."""
         self._at = end
         if not self._histories:
             return
@@ -96,7 +96,7 @@ class Histories:
         return dict(self._rows)
 
     def save(self) -> None:
-        """Stores the histories at the end of the log, at most once in a thirtieth of the time that they reach back."""
+        """Stores the histories at the end of the log, at most once per thirtieth of the time that they span."""
         if not self._histories:
             return
         self.at_end()
@@ -171,7 +171,7 @@ class Histories:
 
 
 def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> HistoryRows:
-    """Selects, in order, the rows with a key and a value, only clicked ones if the history asks for these."""
+    """Selects, in order, the rows with a key and a value, only clicked ones if the history requires it."""
     keys, values = ids[history.by], ids[history.of]
     counts = (keys != MISSING_ID) & (values != MISSING_ID)
     if history.where == "clicked":
@@ -182,7 +182,7 @@ def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> H
 def write_history(log: Path, name: str | None, out: Path) -> int:
     """Writes a history at the end of a log as Parquet, for a feature store; returns the number of keys.
 
-    Raises InputError: there is something else at ``out``, or as ``history_table`` does.
+    Raises InputError: ``out`` is another kind of file, or as ``history_table`` does.
     """
     check_output_file(out, "what ctr history wrote", _is_history)
     table = history_table(log, name)
@@ -198,11 +198,11 @@ def _is_history(path: Path) -> bool:
 
 
 def history_table(log: Path, name: str | None) -> pa.Table:
-    """Returns a history, a log's only one or the named feature's, at the end of the log: a row for each key.
+    """Returns a history at the end of the log, a row for each key: the named feature's, or the only one.
 
-    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times);
-    a server sends values at least ``after`` old. Raises InputError: the log has no such history, or keeps no raw
-    values of the features that it names.
+    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (of their queries, in
+    microseconds); a server sends values at least ``after`` old. Raises InputError: the log has no such history, or does
+    not store the raw values of the features that it names.
     """
     schema = read_schema(log)
     names = list(schema.histories)

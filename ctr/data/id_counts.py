@@ -13,9 +13,9 @@ _SMALLEST_HASHES = 2**14
 class IdCounts:
     """Counters for the most frequent ids, and the smallest hashes of all of them.
 
-    Whenever there are more than ``most`` ids the rarest ones are dropped. An id then lacks at most what it had each
-    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these. The
-    number of different ids follows from the k-th smallest of their hashes, about k / distinct of the range; its
+    Whenever there are more than ``most`` ids the rarest ones are dropped. A drop reduces an id's count by at most the
+    largest dropped count; ``shortfall`` is the sum of these. The number of different ids is estimated from the k-th
+    smallest of their hashes, about k / distinct of the range; its
     standard error is 1 / sqrt(k), 0.8%.
     """
 
@@ -31,7 +31,7 @@ class IdCounts:
         return not self.shortfall
 
     def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
-        """Counts N ids, and which of them are in clicked rows, bool [N]."""
+        """Counts N ids, and their occurrences in clicked rows, bool [N]."""
         more = pd.DataFrame({"all": 1, "clicked": clicked.astype(np.int64)}, ids.astype(np.int64))
         counts = pd.concat([self._counts, more.groupby(level=0).sum()]).groupby(level=0).sum()
         hashes = splitmix64(counts.index.to_numpy().astype(np.uint64))
@@ -49,6 +49,6 @@ class IdCounts:
         return round((_SMALLEST_HASHES - 1) / (float(self._hashes[-1]) / 2.0**64))
 
     def top(self, count: int) -> list[tuple[int, int, int]]:
-        """Lists the most frequent ids, occurrences, and occurrences in clicked rows; ties by the smaller id."""
+        """Lists the most frequent ids, occurrences, and occurrences in clicked rows; smaller ids first among ties."""
         largest = self._counts.sort_values("all", ascending=False, kind="stable")[:count]
         return [(int(number), int(every), int(clicks)) for number, every, clicks in largest.itertuples()]

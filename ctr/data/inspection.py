@@ -52,7 +52,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Period:
-    """Rows and clicks from a query time on (microseconds)."""
+    """Rows and clicks of a period that begins at a query time (microseconds)."""
 
     start: int
     rows: int
@@ -64,7 +64,7 @@ class TopId:
     """A frequent id."""
 
     id: int
-    value: str | None  # the raw value, if known
+    value: str | None  # the raw value, if the log stores it
     share: float  # share of all values of the feature
     click_rate: float  # click rate of the id's occurrences
 
@@ -91,7 +91,7 @@ class FeatureSummary:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Columns beside the log; ``sample`` where they are decisions of ``ctr sample``."""
+    """Columns beside the log; ``sample`` if they are decisions of ``ctr sample``."""
 
     name: str
     columns: tuple[str, ...]
@@ -126,7 +126,7 @@ class LogSummary:
     features: tuple[FeatureSummary, ...]
     labels: tuple[str, ...]  # names of the further labels
     sidecars: tuple[Sidecar, ...]
-    samplings: tuple[str, ...]  # names of the samplings that made this log from another one
+    samplings: tuple[str, ...]  # names of the samplings that were applied to produce this log
     counters: dict[str, int]  # the input by its outcome, added up over the partitions
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError."""
+    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError: damage."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -298,10 +298,10 @@ class _Pass:
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
-    """Estimates the number of values n that were hashed to some ids, and the share of them that shares its id.
+    """Estimates the number of values n that were hashed to ``ids`` ids, and the share of values whose id is shared.
 
     n values thrown into m ``buckets`` are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket
-    with probability 1 - (1 - 1/m)^(n - 1). Where every bucket is filled n is at least what is returned.
+    with probability 1 - (1 - 1/m)^(n - 1). If every bucket is filled, n is at least the returned number.
     """
     if buckets < 2:
         return ids, 0.0

@@ -7,7 +7,7 @@ from ctr.data.inspection import FeatureSummary, LogSummary, Span, TopId
 from ctr.data.times import format_time
 from ctr.eval.display import aligned, fingerprint
 
-# Shares from which on a warning is given.
+# Shares above which the text has a warning.
 SHARED = 0.1
 MISSING = 0.5
 _TOP_SHOWN = 3
@@ -75,7 +75,7 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
 
 
 def inspection_text(summary: LogSummary) -> str:
-    """Describes a log on a few lines: its click rate over time, its features, and the warnings."""
+    """Describes a log in a few lines: its click rate over time, its features, and the warnings."""
     lines = [
         f"{summary.log}: {_count(summary.rows, 'row')}, {_count(summary.queries, 'query')}, "
         f"{_count(summary.clicks, 'click')} ({_share(summary.clicks / max(summary.rows, 1))})",

@@ -1,6 +1,6 @@
 """A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
-So a student on a short or sampled log reads the predictions of a teacher of a longer one (FF 4.1.2). A row is searched
+So a student on a short or sampled log reads the predictions of a teacher of a longer one (FF 4.1.2). A row is looked up
 in the partition of its query_time, since example_ids need be unique only within a partition.
 """
 
@@ -49,9 +49,9 @@ class _Partition:
 
 
 class JoinedSidecar:
-    """Some columns, numbers or truth values, of one sidecar of ``log``, for rows in the order of their time.
+    """Numeric or boolean columns of one sidecar of ``log``, read for rows in the order of time.
 
-    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: it lacks a column.
+    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: the sidecar lacks a column.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class JoinedSidecar:
                     names = ", ".join(other for other in there if other != _EXAMPLE_ID)
                     path = self._path(partition)
                     raise InputError(f"{path}: the sidecar {name} has no column {column}; it has {names}")
-        # The types of the columns are known from here on, also for rows that are not found.
+        # The first partition sets the columns' types, also for rows that are not found.
         self._cache[published[0]] = self._read(self._manifests[published[0]])
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class JoinedSidecar:
         """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False if not found.
 
         Fast if the sidecar's rows are in the same order. Partitions before the first of these rows are dropped from
-        memory, and read again if earlier rows follow. Raises InputError: a partition is damaged or another log's.
+        memory, and read again if earlier rows follow. Raises InputError: a partition is damaged or of another log.
         """
         rows = len(example_id)
         present = np.zeros(rows, bool)
@@ -155,7 +155,7 @@ class JoinedSidecar:
 
 
 class MissingValues:
-    """Counts rows of a log without a finite value in a sidecar's column."""
+    """Counts the rows of a log that lack a finite value in a sidecar's column."""
 
     def __init__(self) -> None:
         self.rows = self.missing = 0

@@ -1,13 +1,13 @@
-"""Dictionaries of raw values by id, kept beside a log for the features that its mapping names (``keep_values``).
+"""Dictionaries of raw values by id, stored beside a log for the features that its mapping names (``keep_values``).
 
 ::
 
     LOG/values/START-END-HASH.parquet    of one partition; the manifest has its hash
 
-Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It is made of
-the partition's rows alone, and complete before the partition's manifest is published. Of several values of one id it
-has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary, but
-for features that a history names: ``ctr history`` writes all of their values.
+Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It describes
+the partition's rows alone, and is complete before the partition's manifest is published. Of several values of one id it
+has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary,
+except features that a history names: ``ctr history`` writes all of their values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,14 +34,14 @@ _MISSING = "missing"
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Returns whether the feature's ids are hashes, whose raw values must be kept to be shown."""
-    # The values of a history are kept with the feature that it lists.
+    """Returns whether the feature's ids are hashes, whose raw values must be stored to be displayed."""
+    # The values of a history are stored with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
     return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
-    """Returns the value behind an id of a feature; None for a hash, which cannot be inverted."""
+    """Returns the value of an id of a feature; None for a hash, which cannot be inverted."""
     if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -58,7 +58,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
 
 
 def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with the allowed names, for a repeated name, or a name of no feature with raw values."""
+    """Raises ValueError, with the allowed names, for a repeated name, or the name of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
     all_names = {feature.name for feature in features}
@@ -78,7 +78,7 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
 
 
 def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the raw value columns that rows need so that values of the features ``names`` can be written."""
+    """Returns the raw value columns that ``value_dictionary`` requires for the features ``names``."""
     by_name = schema.by_name
     needed = set(names)
     for name in names:
@@ -103,7 +103,7 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
 
 
 def value_dictionary(schema: Schema, names: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Returns the values behind the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
+    """Returns the values of the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
     columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
@@ -163,7 +163,7 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads the values behind ids, by feature, as far as dictionaries have them; the smallest value of an id.
+    """Reads the values of ids, by feature, as far as dictionaries have them; of several values the smallest.
 
     Raises InputError: a dictionary is missing or damaged.
     """

@@ -3,10 +3,10 @@
 ::
 
     LOG/schema.json                      the features (schema.py)
-    LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
+    LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and the file's hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id) (shards.py)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
-    LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
+    LOG/values/START-END-HASH.parquet    raw values of the partition's ids, with ``keep_values`` (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
 exclusively. So a partition appears whole or not at all, also with several publishers, and publishing it again gives
@@ -30,7 +30,7 @@ from ctr.io.errors import InputError, joined, of_another_version
 from ctr.io.files import check_output_folder, create_exclusively, is_temporary, names_in
 
 MAX_TIME_US = 2**62
-RECORD = "sampling.yaml"  # in a log that was made by sampling, see ``ctr.data.sample_log``
+RECORD = "sampling.yaml"  # in a sampled log, see ``ctr.data.sample_log``
 _FORMAT = 1
 _SCHEMA_FORMAT = 3
 _PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")
@@ -38,7 +38,7 @@ _PARTITION_LENGTH = 39
 
 
 class ShardEntry(StrictModel):
-    """Entry of a shard in a manifest. Times are query times in microseconds."""
+    """Entry of a shard in a manifest; times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     rows: int = Field(ge=1)
@@ -57,9 +57,9 @@ class ValuesEntry(StrictModel):
 
 
 class Manifest(ShortModel):
-    """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
+    """One published partition [start, end) of query time, in microseconds, and the number of ``distinct`` growing ids.
 
-    ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
+    ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty if not
     counted (``ctr.data.shards.stage_partition``). ``labeled``: False where the rows have no labels. ``values``: the
     dictionary of its values; None where it has none.
     """
@@ -103,18 +103,18 @@ class Manifest(ShortModel):
 
 
 def partition_name(start: int, end: int) -> str:
-    """Names the files of a partition, such that names sort as the times do."""
+    """Returns the stem of the file names of a partition; names sort as the times do."""
     return f"{start:019d}-{end:019d}"
 
 
 def shard_file(partition: str, index: int, sha256: str) -> str:
-    """Names a shard of a partition by its number and its content."""
+    """Returns the file name of a shard of a partition, by its number and its content."""
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder is not, and cannot become, a log with this schema; changes nothing."""
+    """Raises InputError where the folder is not, and cannot become, a log with this schema; writes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -147,20 +147,20 @@ def check_log_folder(folder: Path) -> None:
 
 
 def create_log(folder: Path, schema: Schema) -> None:
-    """Makes the folder a log with this schema, or checks that it is one; raises as ``check_log`` does."""
+    """Creates a log with this schema in a folder, or checks that it is one; raises as ``check_log`` does."""
     check_log(folder, schema)
     if not create_exclusively(folder / "schema.json", schema_bytes(schema)):
         check_log(folder, schema)
 
 
 def schema_bytes(schema: Schema) -> bytes:
-    """Writes the content of a file that ``read_schema_file`` reads."""
+    """Returns the content of a file that ``read_schema_file`` reads."""
     content = schema.model_dump(mode="json")
     return json_bytes({"format": _SCHEMA_FORMAT, "version": schema.version, **content})
 
 
 def read_schema(folder: Path) -> Schema:
-    """Reads the features of a log. Raises InputError when it is missing, malformed or changed by hand."""
+    """Reads the schema of a log. Raises InputError when it is missing, malformed or changed by hand."""
     absent = f"{folder} is not an example log: it has no schema.json"
     tables = {".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet"}
     if folder.is_file():
@@ -176,7 +176,7 @@ def read_schema(folder: Path) -> Schema:
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:
-    """Reads the features in a file. Raises InputError: missing (message ``absent``), malformed or changed by hand."""
+    """Reads the schema in a file. Raises InputError: missing (message ``absent``), malformed or changed by hand."""
     content = read_json_object(path, absent)
     if content.pop("format", None) != _SCHEMA_FORMAT:
         raise of_another_version(path)
@@ -190,7 +190,7 @@ def read_schema_file(path: Path, absent: str) -> Schema:
 
 
 def check_no_overlap(folder: Path, start: int, end: int) -> None:
-    """Raises InputError when a published partition overlaps [start, end) without being the same."""
+    """Raises InputError when another published partition overlaps [start, end)."""
     for other in list_partitions(folder):
         if other != (start, end) and other[0] < end and start < other[1]:
             raise InputError(
@@ -208,7 +208,7 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def publish_once(path: Path, content: bytes) -> None:
-    """Creates the manifest of a partition. Raises InputError where it is there with other content."""
+    """Creates the manifest of a partition. Raises InputError if it exists with other content."""
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
             f"{path}: this partition was published before with other content; the first version is kept"
@@ -221,12 +221,12 @@ def manifest_path(folder: Path, manifest: Manifest) -> Path:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Writes the content of a manifest's file, with a hash of itself."""
+    """Returns the content of a manifest's file, which contains its hash."""
     return sealed_bytes(manifest.model_dump(mode="json"))
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """Inverts ``manifest_bytes``. Raises InputError, which names ``where``, for a damaged one."""
+    """Inverts ``manifest_bytes``. Raises InputError, which names ``where``, for damaged content."""
     return parse_model(Manifest, parse_sealed(content, where), where)
 
 
@@ -277,7 +277,7 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
 
 
 class PublishedPartitions:
-    """Published partitions of a growing log; reads only new manifests, and misses overwritten ones."""
+    """Published partitions of a growing log; reads only new manifests, and does not detect overwritten ones."""
 
     def __init__(self, folder: Path, manifests: Sequence[Manifest] = ()) -> None:
         self._folder = folder
@@ -285,7 +285,7 @@ class PublishedPartitions:
         self._manifests = manifests
 
     def read(self) -> Sequence[Manifest]:
-        """Reads all manifests as ``read_manifests`` does; returns the same object while there are no new ones."""
+        """Reads all manifests as ``read_manifests`` does; returns the same object if there are no new ones."""
         names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:
             cached = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
@@ -296,7 +296,7 @@ class PublishedPartitions:
 
 
 def partitions_in(folder: Path) -> list[tuple[int, int]]:
-    """Lists the partitions (start, end) in a folder's manifest names, by time. Raises InputError for other names."""
+    """Lists the partitions (start, end) of a folder's manifests, by time. Raises InputError for other file names."""
     partitions = []
     for name in names_in(folder, ".json"):
         match = _PARTITION.fullmatch(name.removesuffix(".json"))
@@ -309,9 +309,9 @@ def partitions_in(folder: Path) -> list[tuple[int, int]]:
 def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """Lists ``partitions_in`` a folder of manifests, and raises InputError where one before the last is lost.
+    """Lists ``partitions_in`` a folder of manifests. Raises InputError where one before the last is lost.
 
-    Shards that overlap a published partition never can be one: another publisher was first. Only names ``among`` are
+    Shards that overlap a published partition are ignored: another publisher was first. Only names ``among`` are
     checked.
     """
     while True:

@@ -1,4 +1,4 @@
-"""Mapping file of tables, described in docs/howto/tables.md: how raw files become examples."""
+"""Mapping file of tables, described in docs/howto/tables.md: converts raw files to examples."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ class DelimitedInput(StrictModel):
         type: the format of the files.
         pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also with ``.gz`` and
             ``.zst``.
-        skip_lines: so many lines at the beginning of each file are no header and no rows, such as comments.
+        skip_lines: the number of lines at the beginning of each file before the header and the rows, such as comments.
         header: whether the first line, of those that are not skipped, names the columns.
         columns: the names of the columns, if ``header`` is false.
         delimiter: the character between fields. Null: comma for csv, tab for tsv.
@@ -108,7 +108,7 @@ _COMPRESSIONS = ("", ".gz", ".zst")
 
 
 def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput) -> tuple[str, ...]:
-    """Returns the globs that choose a folder's files."""
+    """Returns the globs that select the files of a folder."""
     if form.pattern is not None:
         return (form.pattern,)
     if form.type == "parquet":
@@ -117,7 +117,7 @@ def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput) -> tuple[st
 
 
 class RowOrder(StrictModel):
-    """Times for logs that have none: by the number of the row.
+    """Times for logs without a time column: by the number of the row.
 
     Attributes:
         start: the time of the first row; UTC unless it names an offset.
@@ -155,7 +155,7 @@ def _check_zone(name: str) -> str:
 
 
 class Time(StrictModel):
-    """When an impression was shown: a column with ``unit`` or ``format``, or ``row_order``.
+    """The time of an impression: a column with ``unit`` or ``format``, or ``row_order``.
 
     Attributes:
         column: the column with the time.
@@ -234,7 +234,7 @@ class Join(StrictModel):
         prefix: text put before the names of the other columns of the table.
         input: how the side table is read. Null: like the input.
         valid_from: the time from which a row of the side table holds, until the next one of its key: a column with
-            ``unit`` or ``format``, or the name of one in ISO 8601. A row of the log gets what held at its own time.
+            ``unit`` or ``format``, or the name of one in ISO 8601. A row of the log gets the row valid at its time.
             Null: the table has one row for each key, whose values are taken at any time.
     """
 
@@ -257,13 +257,13 @@ class Join(StrictModel):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Returns the side table's columns for the look-up, which are not added to the log's rows."""
+        """Returns the columns of the side table that the look-up reads and the log's rows do not get."""
         time = None if self.valid_from is None else self.valid_from.column
         return (self.key,) if time is None else (self.key, time)
 
 
 class Session(StrictModel):
-    """Rows of one value of a column without a long gap between neighbors in time.
+    """Rows with the same value of a column and no long gap between neighbors in time.
 
     Attributes:
         by: the column, such as the user.
@@ -346,15 +346,15 @@ class Label(StrictModel):
 
 
 class FurtherLabel(StrictModel):
-    """A further label of a row, such as a conversion: when it was observed, or whether.
+    """A further label of a row, such as a conversion: the time when it was observed, or whether it was.
 
     Attributes:
-        value: a column of 0, 1, true or false, or a rule, as ``label``; missing: it is not known.
+        value: a column of 0, 1, true or false, or a rule, as ``label``; missing: the label is unknown.
         time: instead of ``value``, when it was observed, read as ``valid_from`` of a join: a column with ``unit`` or
-            ``format``, or the name of one in ISO 8601; missing: it was not. A time before the row's own is refused.
-        window: how long after the row's own time an observed label counts.
+            ``format``, or the name of one in ISO 8601; missing: it was not. A time before the row's time is refused.
+        window: the maximum time from the row to an observed label.
         until: a column with the time until which the row was watched, in the same form as ``time``. Where that is
-            missing or before the window's end, the label is not known. Null: every row was watched to the end.
+            missing or before the window's end, the label is unknown. Null: every row was watched to the end.
     """
 
     value: Label | None = None
@@ -396,13 +396,13 @@ def _or_text(schema: dict[str, Any]) -> None:
 
 
 class Mapping(ShortModel):
-    """The mapping file: how raw files become examples.
+    """The mapping file: converts raw files to examples.
 
     Attributes:
         input: how the files are read.
         joins: side tables.
-        time: when the impression was shown.
-        query: which rows form a query. Null or ``none``: each row is its own query.
+        time: the time of the impression.
+        query: which rows form a query. Null or ``none``: each row is a query.
         example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
             hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``. Null: the rows have no labels, and
@@ -414,7 +414,7 @@ class Mapping(ShortModel):
             memory.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, where a partition has at most 10,000 of them:
+        keep_values: features whose raw values are stored beside the log, where a partition has at most 10,000 of them:
             reports and ``ctr inspect`` then show the values behind ids. Only hashed features have any: no numbers,
             vectors and vocabularies.
     """
@@ -516,7 +516,7 @@ class Mapping(ShortModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """Returns the sources of multivalent categories, with their values' separator; None where there are several."""
+        """Returns the sources of multivalent categories, with their values' separator; None if there are several."""
         return self.feature_schema.list_separators
 
 
@@ -526,14 +526,14 @@ def load_mapping(path: Path) -> Mapping:
 
 
 def without_labels(mapping: Mapping) -> Mapping:
-    """Makes a mapping of rows to be scored, without labels and weights. Raises InputError if it has histories."""
+    """Returns the mapping without labels and weights, for rows to be scored. Raises InputError if it has histories."""
     return parse_model(
         Mapping, {**dict(mapping), "label": None, "labels": {}, "weight": None}, "--without-labels"
     )
 
 
 def format_names() -> tuple[str, ...]:
-    """Lists the formats that come with the package, in alphabetical order."""
+    """Lists the formats that the package contains, in alphabetical order."""
     return tuple(sorted(path.stem for path in FORMATS_FOLDER.glob("*.yaml")))
 
 

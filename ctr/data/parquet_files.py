@@ -1,4 +1,4 @@
-"""Parquet files whose bytes follow from their table, and that are read only as they were written."""
+"""Writes Parquet files whose bytes depend on the table alone, and verifies their hashes when reading."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ _FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
 def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
-    """Writes a table as a Parquet file with page checksums; the same bytes for the same arguments.
+    """Returns a table as a Parquet file with page checksums; the same bytes for the same arguments.
 
     The higher bytes of small ids are mostly 0, so the byte planes are stored apart. All bytes of a fingerprint are
     random; LZ4 reads these in half the time of zstd.
@@ -54,9 +54,9 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
 def write_parquet(
     folder: Path, stem: str, table: pa.Table, are_ids_small: bool = True
 ) -> tuple[str, int, str]:
-    """Writes a table as STEM-HASH.parquet unless it is there; returns the file's name, its bytes and SHA-256.
+    """Writes a table as STEM-HASH.parquet unless it exists; returns the file's name, its size and SHA-256.
 
-    Of two publishers of different content none overwrites the other's file.
+    Publishers of different content write different files.
     """
     content = parquet_bytes(table, are_ids_small)
     digest = hashlib.sha256(content).hexdigest()

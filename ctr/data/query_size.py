@@ -1,7 +1,7 @@
-"""Number of rows of a query, the size of its page, as a feature that no log holds: it is counted where rows are read.
+"""Number of rows of a query, the size of its page, as a feature that no log holds: the reader counts it.
 
-The size of a page is known before any of its rows is clicked. The size of a session is not: its number of rows is the
-future of its first row. So the value is missing for a query whose rows have different times.
+The size of a page is fixed before any of its rows is clicked. The size of a session is not: it depends on rows after
+its first one. So the value is missing for a query whose rows have different times.
 """
 
 from typing import Literal
@@ -12,10 +12,10 @@ from ctr.data.features import Number
 from ctr.data.schema import MISSING_ID, QUERY_SIZE, Schema
 
 _BOUNDARIES = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
-"""Up to 5 rows each number has an id of its own; from there on they grow by the square root of 2."""
+"""Up to 5 rows each number has a distinct id; beyond, boundaries grow by the square root of 2."""
 
 FEATURE = Number(name=QUERY_SIZE, source=QUERY_SIZE, boundaries=_BOUNDARIES, tower="ui")
-"""Page size describes how an ad is shown, not the ad: it belongs to the tower of positions and formats."""
+"""Page size describes an ad's presentation, not the ad: it belongs to the tower of positions and formats."""
 
 _FEW_SESSIONS = 0.005
 
@@ -24,7 +24,7 @@ Pages = dict[Literal["pages", "sessions", "largest"], int]
 
 
 def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
-    """Counts the queries of several rows for a manifest; empty where there are none.
+    """Counts the queries of several rows for a manifest; empty if there are none.
 
     Args:
         begins: int64, the row numbers at which a query begins.
@@ -56,7 +56,7 @@ def with_query_size(schema: Schema) -> Schema:
 
 
 def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Makes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
+    """Computes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
     feature = schema.by_name[QUERY_SIZE]
     assert isinstance(feature, Number)
     sizes = np.diff(begins, append=len(times)).astype(np.int64)

@@ -48,7 +48,7 @@ class Rows:
     fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
     position: np.ndarray  # int64 [N], ascending: the number of rows of the log before each of these
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
-    # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where one is not known.
+    # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where a label is unknown.
     joined: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Rows:
     _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault", "position")
 
     def slice(self, begin: int, end: int) -> "Rows":
-        """Takes rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
+        """Returns rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
         columns = {name: getattr(self, name)[begin:end] for name in self._COLUMNS}
         joined = {name: column[begin:end] for name, column in self.joined.items()}
         multivalent = {}
@@ -70,7 +70,7 @@ class Rows:
         return self.take(np.flatnonzero(mask))
 
     def take(self, order: np.ndarray) -> "Rows":
-        """Takes rows by their numbers, int64 [M], in that order."""
+        """Returns rows by their numbers, int64 [M], in that order."""
         columns = {name: getattr(self, name)[order] for name in self._COLUMNS}
         joined = {name: column[order] for name, column in self.joined.items()}
         multivalent = {}
@@ -80,7 +80,7 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:
-        """Finds the row numbers at which a query begins, int64."""
+        """Returns the row numbers at which a query begins, int64."""
         if not len(self):
             return np.zeros(0, np.int64)
         new = (self.query_time[1:] != self.query_time[:-1]) | (self.query_id[1:] != self.query_id[:-1])
@@ -102,9 +102,9 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def add_query_size(rows: Rows, schema: Schema) -> Rows:
-    """Adds the size of queries to rows of whole queries, where the schema has it and they do not.
+    """Adds the size of queries to rows of whole queries, if the schema has it and they do not.
 
-    Faulty rows count, too: they were shown.
+    Faulty rows count, too: users saw them.
     """
     if not schema.counts_rows or rows.ids.shape[1] != len(schema.stored.single_valued):
         return rows
@@ -113,7 +113,7 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
 
 
 def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Finds the rows with an id ([N, F]) that is negative or not below its feature's bound; None: no bound."""
+    """Returns which rows have an id ([N, F]) that is negative or not below its feature's bound; None: no bound."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -131,9 +131,9 @@ def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
 
 
 def rows_of_table(table: pa.Table, schema: Schema, first: int, labeled: bool = True) -> Rows:
-    """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, with its faulty rows marked.
+    """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, and marks its faulty rows.
 
-    Features that are counted (``Schema.counts_rows``) are added. ``labeled``: False: the rows have no labels.
+    Adds features that are counted (``Schema.counts_rows``). ``labeled``: False: the rows have no labels.
     """
     whole, schema = schema, schema.stored
     count = table.num_rows
@@ -173,7 +173,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """Reads rows shard by shard from position ``start`` on, with query times in [begin, end); raises InputError."""
+    """Reads rows from position ``start`` on, with query times in [begin, end). Raises InputError: a damaged shard."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

@@ -1,9 +1,9 @@
-"""Sampling of a log: the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
+"""Sampling of a log: the decisions as a sidecar, or the sampled examples as a smaller log (FF 3.3).
 
 ::
 
     LOG/sidecars/NAME/sampling.yaml   the configuration behind the decisions in this folder
-    LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
+    LOG2/sampling.yaml                the sampling that produced this log, and earlier ones
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the decisions of
 two configurations. Partitions are published one by one: the same command completes an interrupted sampling, and
@@ -47,7 +47,7 @@ _WEIGHTS = ("train_weight", "metric_weight")
 
 @dataclass
 class Count:
-    """Examples that meet a condition, and those kept; the sum of their weights is an unbiased estimate."""
+    """Counts of examples that meet a condition, before and after sampling; ``weight_sum`` estimates ``rows``."""
 
     rows: int = 0
     kept: int = 0
@@ -58,7 +58,7 @@ class Count:
         return self.kept / self.rows if self.rows else None
 
     def add(self, mask: np.ndarray, selected: np.ndarray, weight: np.ndarray) -> None:
-        """Counts the N examples where ``mask`` holds; all three [N], the weight 0 where not kept."""
+        """Adds the examples where ``mask`` holds; all arguments are [N], ``weight`` is 0 where not ``selected``."""
         self.rows += int(np.count_nonzero(mask))
         self.kept += int(np.count_nonzero(mask & selected))
         self.weight_sum += float(weight[mask].sum(dtype=np.float64))
@@ -94,7 +94,7 @@ class SamplingResult:
 
 
 class AppliedSampling(StrictModel):
-    """A sampling that the rows and weights of a log have been through."""
+    """A sampling that was applied to the rows and weights of a log."""
 
     name: str
     config: SamplingConfig
@@ -107,7 +107,7 @@ class SampledLog(AppliedSampling):
 
 
 def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
-    """Lists the samplings behind a log, the first one first; none for a log that was not made by sampling."""
+    """Lists the samplings that were applied to produce a log, in order; none for a log that is not sampled."""
     path = log / RECORD
     if not path.exists():
         return ()
@@ -116,7 +116,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file of a sampling, or raises InputError where it has other content."""
+    """Creates the file of a sampling. Raises InputError if it exists with other content."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
@@ -130,7 +130,7 @@ def adopt_record(path: Path, record: StrictModel) -> None:
 
 
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
-    """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
+    """Computes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
     from ctr.data.ids.values import feature_ids
 
@@ -314,9 +314,9 @@ def _check_salt(log: Path, config: SamplingConfig) -> None:
 def write_sampled_log(
     log: Path, name: str, config: SamplingConfig, out: Path, progress: Progress | None = None
 ) -> SamplingResult:
-    """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
+    """Writes the sampled examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
-    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept rows.
+    It has the source's schema, its partitions within the time range, and its sidecars cut to the sampled rows.
     Decisions of samplings are not copied: the ones behind ``out`` are in its weights already. Raises InputError
     as ``write_decisions`` does, or where ``out`` is another log.
     """

@@ -1,14 +1,14 @@
 """Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: low loss by a
-teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative
-in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
-example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
-keep-probability, so every weighted sum over kept examples is an unbiased estimate of the sum over all.
+Non-clicks are sampled at one constant rate. Uninformative examples, clicks or not, are sampled at another: low loss by
+a teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative in both
+ways gets that rate once; the rate of non-clicks multiplies it. Instead of low loss, the size of an example's gradient
+by that prediction may determine its rate. A sampled example is weighted by the inverse of its keep-probability, so
+every weighted sum over sampled examples is an unbiased estimate of the sum over all.
 
-Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in every
-log and order, and a higher rate keeps all that a lower one does. With ``Strata`` it follows from the rows of the log
-up to it instead.
+The decision on an example depends on its example_id and a salt alone: all models train on the same data, in every log
+and order, and a higher rate selects all that a lower one does. With ``Strata`` it depends on the rows of the log up to
+it instead.
 """
 
 import math
@@ -77,12 +77,12 @@ class LowLoss(ByTeacher):
 class Gradient(ByTeacher):
     """A rate for each example in proportion to |y - p|, the size of its loss's gradient by the logit.
 
-    Of all rates with the same expected number of kept examples, those in proportion to the size of what is summed give
-    the sum the least variance. ``teacher`` may be a run of the same model: its recorded predictions were made before
-    it learned from the examples.
+    Of all rates with the same expected sample size, those in proportion to the size of the terms of a sum give the sum
+    the least variance. ``teacher`` may be a run of the same model: it recorded its predictions before it learned from
+    the examples.
 
     Attributes:
-        threshold: examples with a gradient of at least this size are all kept; one of half this size at the rate 0.5.
+        threshold: examples with a gradient of at least this size have the rate 1; one of half this size has 0.5.
         lowest_rate: the rate of the smallest gradients.
     """
 
@@ -90,7 +90,7 @@ class Gradient(ByTeacher):
     lowest_rate: Rate = 0.05
 
     def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Computes the rates of N examples, float64 in (0, 1], of their labels and finite logits."""
+        """Computes the rates of N examples, float64 in (0, 1], from their labels and finite logits."""
         wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
         # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
         size = np.exp(-np.logaddexp(0.0, -wrong_way))
@@ -116,7 +116,7 @@ class Uninformative(StrictModel):
     """One rate for every example that meets any of the conditions, at least one of which is required.
 
     Attributes:
-        rate: the share of these examples that is kept.
+        rate: the sampling rate of these examples.
         low_loss: examples on which a teacher's loss was small. Null: no such condition.
         low_visibility: examples that the user is unlikely to have seen. Null: no such condition.
     """
@@ -139,11 +139,11 @@ class SamplingConfig(StrictModel):
 
     Attributes:
         salt: names the random draw; another salt is an independent draw.
-        non_click_rate: the share of non-clicks that is kept.
-        uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
+        non_click_rate: the sampling rate of non-clicks.
+        uninformative: the sampling rate of low-loss and low-visibility examples. Null: no such rule.
         gradient: rates by the size of each example's gradient. Null: no such rule.
         stratify_by: a single-valued feature: sampling is systematic within each of its values, so that at any point of
-            the log the number of kept examples of a value differs from the sum of their rates by less than one. Null:
+            the log the number of sampled examples of a value differs from the sum of rates by less than one. Null:
             each example is decided by itself.
         min_rate: rates and products of rates below this end with an error: they lead to large weights, which make
             training unstable.
@@ -197,7 +197,7 @@ class SamplingConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions on N examples: keep-probability, 0 outside the time range, and its inverse as weight where kept.
+    """Decisions on N examples: keep-probability, 0 outside the time range, and its inverse as weight if selected.
 
     ``conditions`` has for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
     """
@@ -208,7 +208,7 @@ class Decisions:
     conditions: Mapping[str, np.ndarray]
 
 
-Keep = Callable[[np.ndarray], np.ndarray]  # by rates, float64 [N], whether each example is kept, bool [N]
+Keep = Callable[[np.ndarray], np.ndarray]  # maps rates, float64 [N], to decisions, bool [N]
 
 
 def decide(
@@ -220,7 +220,7 @@ def decide(
     low_visibility: np.ndarray | None = None,
     keep: Keep | None = None,
 ) -> Decisions:
-    """Decides for each of N examples whether it is kept, and with which weight.
+    """Decides for each of N examples whether it is selected, and with which weight.
 
     ``teacher_logit`` is needed with ``uninformative.low_loss`` and with ``gradient``, ``low_visibility`` (bool [N])
     with the condition of this name, and ``keep`` (of ``Strata``) with ``stratify_by``. Raises InputError: the teacher
@@ -304,14 +304,14 @@ def _conditions_met(
 
 
 class Strata:
-    """Systematic sampling within strata: each keeps as many rows as the rates of its rows add up to.
+    """Systematic sampling within strata: the sample size of each is the sum of the rates of its rows.
 
-    The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at a place u
-    in [0, 1) that a hash of the stratum draws. A row is kept if a whole number lies on it. So each is kept with the
-    probability of its rate; but the number of rows that are kept of any run of consecutive rows of the stratum differs
+    The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at an offset
+    u in [0, 1), a hash of the stratum. A row is selected if a whole number lies on it. So each is selected with the
+    probability of its rate; but the number of selected rows in any run of consecutive rows of the stratum differs
     from the sum of their rates by less than one. Sums over the rows of one ad, from which its embedding learns, have
     far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 20, 1949).
-    Places are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
+    Offsets are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
     """
 
     def __init__(self, salt: str) -> None:

@@ -1,7 +1,7 @@
-"""The schema of a log: its features in order, and the rules by which their columns are made.
+"""The schema of a log: its features in order, and the rules that compute their columns.
 
-It is fixed when a log is written: its hash is the log's schema version. It has all that it takes to make ids of raw
-values: also the rules of derived columns, and how categories spell numbers.
+It is fixed when a log is written: its hash is the log's schema version. It determines the ids of raw values, so it also
+has the rules of derived columns and the spelling of numbers by categories.
 """
 
 import hashlib
@@ -40,12 +40,12 @@ LABEL_PREFIX = "label:"
 
 
 def label_column(name: str) -> str:
-    """Names the column of a further label in shards and in ``Rows.joined``; no feature can have such a name."""
+    """Returns the name of a further label's column in shards and in ``Rows.joined``; no feature can have this name."""
     return f"{LABEL_PREFIX}{name}"
 
 
 class Schema(ShortModel):
-    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time.
+    """Features of a log, in their stored order, with the rules of sources derived from other columns or the time.
 
     ``counts_rows``: the last feature is ``QUERY_SIZE``, which is in no shard but counted when one is read
     (``ctr.data.query_size``). ``labels``: further labels of the rows, which are no features: the version does not
@@ -148,7 +148,7 @@ class Schema(ShortModel):
 
     @property
     def read_sources(self) -> tuple[str, ...]:
-        """Returns the sources that raw rows have: all but the histories'."""
+        """Returns the sources that are columns of raw rows: all but the histories'."""
         histories = self.histories
         return tuple(name for name in self.sources if name not in histories)
 
@@ -160,9 +160,9 @@ class Schema(ShortModel):
 
     @property
     def inputs(self) -> dict[str, InputKind]:
-        """Raw columns that the features are made of, each once, and how each is given.
+        """Returns the raw columns that the features read, each once, with the type of each.
 
-        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that is
+        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, also for a column that is
         read both as a number and as a category or text.
         """
         kinds: dict[str, InputKind] = {}
@@ -202,13 +202,13 @@ class Schema(ShortModel):
 
     @property
     def stored(self) -> "Schema":
-        """Selects the features that shards have."""
+        """Returns the schema with only the features that shards have."""
         return make_schema(self.features[:-1], self.derive, labels=self.labels) if self.counts_rows else self
 
     def only(self, names: Iterable[str]) -> "Schema":
-        """Selects the named features, and the parts of those that are crosses.
+        """Returns the schema with only the named features, and the parts of crosses among them.
 
-        A history without a feature that it names becomes a list, such as a server sends.
+        A history whose features are not all selected becomes a list, such as a server sends.
         """
         wanted = set(names)
         for name in tuple(wanted):
@@ -227,7 +227,7 @@ class Schema(ShortModel):
         return make_schema(features, self.derive, self.counts_rows and QUERY_SIZE in wanted)
 
     def canonical_json(self) -> str:
-        """Writes the features and rules as text that depends on nothing but their meaning."""
+        """Returns the features and rules as text that depends on nothing but their meaning."""
         content = self.model_dump(mode="json", exclude={"labels"})
         return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
@@ -274,14 +274,14 @@ def make_schema(
     counts_rows: bool = False,
     labels: Iterable[str] = (),
 ) -> Schema:
-    """Makes a schema of some features and of those rules of derived columns that they read."""
+    """Makes a schema of some features and the rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
     return Schema(features=tuple(features), derive=read, counts_rows=counts_rows, labels=tuple(labels))
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:
-    """Describes each feature that came, went or changed between two schemas, and a new order."""
+    """Describes each feature that was added, removed or changed between two schemas, and a new order."""
     old, new = before.by_name, now.by_name
     differences = [f"feature {name} was added" for name in new if name not in old]
     differences += [f"feature {name} was removed" for name in old if name not in new]

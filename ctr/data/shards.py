@@ -1,4 +1,4 @@
-"""Shards of an example log: their columns, how a partition's are written, and how one is read and verified.
+"""Shards of an example log: defines their columns, writes the shards of a partition, reads and verifies them.
 
 A partition's shards are written first and count only once its manifest names them (log.py). Rows are in the order of
 (query_time, query_id, example_id), in a shard and from one to the next.
@@ -7,7 +7,7 @@ Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; time
 (int8; ``NO_LABEL`` in a log without labels), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all
 single-valued features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent feature.
 Ids are int32, or int64 in a log that has a feature whose ids grow. For each further label follows ``label:NAME`` (int8;
-null where it is not known).
+null where it is unknown).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
 
 
 def shard_schema(schema: Schema, labels: Sequence[str] | None = None) -> pa.Schema:
-    """Makes the Arrow schema of the shards of a log with these features, and with ``labels`` in place of its own."""
+    """Makes the Arrow schema of the shards of a log with these features; ``labels`` replace the schema's labels."""
     schema = schema.stored
     keys = ("query_time", "timestamp", "query_id", "example_id")
     fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
@@ -103,7 +103,7 @@ def publish_partition(
     shard_rows: int = 1_000_000,
     counts_pages: bool = True,
 ) -> Manifest:
-    """Publishes a partition whole: ``stage_partition``, then the manifest; raises what these raise."""
+    """Publishes a partition whole: ``stage_partition``, then the manifest; raises as both do."""
     manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows, counts_pages)
     publish_manifest(folder, manifest)
     return manifest
@@ -119,18 +119,18 @@ def stage_partition(
     shard_rows: int = 1_000_000,
     counts_pages: bool = True,
 ) -> Manifest:
-    """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
+    """Writes the shards of the partition [start, end) of query time (microseconds), invisible to readers.
 
     Args:
-        rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no (query, example_id) twice.
-        counters: the partition's input, counted by its outcome; kept in the manifest.
+        rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, each (query, example_id) once.
+        counters: the partition's input, counted by its outcome; stored in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        counts_pages: False: the rows of a query are not the page that was shown, or its size is unknown before they are
-            scored.
+        counts_pages: False: the rows of a query are not the page that the user saw, or its size is unknown before they
+            are scored.
 
     Raises:
-        InputError: rows out of order or outside the partition, or not under the log's schema.
+        InputError: rows are out of order, outside the partition, or not under the log's schema.
     """
     name = f"partition [{start}, {end}) of {folder}"
     if not 0 <= start < end <= MAX_TIME_US:
@@ -215,7 +215,7 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; raises InputError where they differ from the manifest.
+    """Reads a shard after verifying its bytes. Raises InputError if they differ from the manifest.
 
     The shard has its log's further labels, whatever the labels of ``schema`` are.
     """
@@ -252,7 +252,7 @@ def sort_rows(table: pa.Table) -> pa.Table:
 
 
 def check_order(table: pa.Table, where: str) -> np.ndarray:
-    """Finds the row numbers at which a query begins, int64. Raises InputError where rows are out of order."""
+    """Returns the row numbers at which a query begins, int64. Raises InputError where rows are out of order."""
     time, query, example = (table.column(name).to_numpy() for name in KEY_COLUMNS)
     later = time[1:] > time[:-1]
     same_time = time[1:] == time[:-1]
@@ -269,7 +269,7 @@ def check_order(table: pa.Table, where: str) -> np.ndarray:
 
 
 def key_at(table: pa.Table, row: int) -> Key:
-    """Reads the key of a row; -1 is the last one."""
+    """Returns the key of a row; -1 is the last one."""
     time, query, example = (int(table.column(name)[row].as_py()) for name in KEY_COLUMNS)
     return time, query, example
 

@@ -2,7 +2,7 @@
 
 ::
 
-    LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with its own hash, as in log.py
+    LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with the file's hash
     LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each row of the partition
 
 The manifest of a sidecar's partition records the hash of the log's partition; beside another log it is refused. A
@@ -35,7 +35,7 @@ _RESERVED = {
 
 
 class SidecarManifest(StrictModel):
-    """One partition of a sidecar. Times are those of the log's partition, in microseconds."""
+    """One partition of a sidecar. Times are the log's partition's, in microseconds."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int
@@ -56,14 +56,14 @@ def sidecar_folder(log: Path, name: str) -> Path:
 
 
 def new_sidecar_folder(log: Path, name: str) -> Path:
-    """Returns the folder of a sidecar that a user names; raises InputError where a part of a log has its name."""
+    """Returns the folder of a sidecar that a user names. Raises InputError if a part of a log has this name."""
     if fault := name_fault(name):
         raise InputError(f"sidecar {name}: {fault}")
     return sidecar_folder(log, name)
 
 
 def name_fault(name: str) -> str:
-    """Returns why a sidecar cannot have a name, or an empty text."""
+    """Returns why a sidecar cannot have this name, or an empty text."""
     allowed = ", ".join(sorted(_RESERVED))
     return f"a part of a log has this name; allowed: any but {allowed}" if name in _RESERVED else ""
 
@@ -76,7 +76,7 @@ def list_sidecars(log: Path) -> list[str]:
 def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa.Table) -> SidecarManifest:
     """Publishes a sidecar's columns for one published partition of the log.
 
-    ``table`` has ``example_id`` (int64), none twice, and at least one more column, for each row of the partition, in
+    ``table`` has ``example_id`` (int64), each once, and at least one more column, for each row of the partition, in
     any order (the log's order is the fastest to read). Raises InputError: a bad name or table, or the partition was
     published before with other content.
     """
@@ -135,7 +135,7 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
 class SidecarHash:
     """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
 
-    Each manifest is read once, and again only if another one before it has appeared or was deleted.
+    Each manifest is read once, and again only if another one before it was added or deleted.
     """
 
     def __init__(self, log: Path, name: str) -> None:
@@ -158,7 +158,7 @@ class SidecarHash:
 
 
 def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarManifest:
-    """Reads a sidecar's manifest of one partition. Raises InputError: it lacks the partition, or is damaged."""
+    """Reads a sidecar's manifest of one partition. Raises InputError: it is missing or damaged."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     absent = f"{folder}: the sidecar {name} lacks the partition [{partition.start}, {partition.end}): no {path.name}"

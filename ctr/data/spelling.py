@@ -1,10 +1,10 @@
-"""Spelling of numbers by categories, so that a value has one id whatever file or client it comes from.
+"""Spelling of numbers by categories, so that a value has one id in all files and clients.
 
-A value first becomes text: a string as it is, an integer in decimal digits, a truth value as ``true`` or ``false``, a
+A value first becomes text: a string unchanged, an integer in decimal digits, a boolean as ``true`` or ``false``, a
 floating-point number as the shortest decimal text that reads back as the same number, as Python, pandas and JSON write
 it (``12.0``, ``0.1``, ``1e+16``). NaN is missing.
 
-A category then spells a whole number that has a fraction of zeros without it: an optional ``-``, digits without a
+A category then removes a fraction of zeros from a whole number: an optional ``-``, digits without a
 leading zero, a point and one or more zeros lose the point and what follows. So ``12``, ``12.0`` and ``12.00`` are one
 value, ``-0.0`` is ``0``. Nothing else changes: not ``01234`` or ``01234.0`` (a leading zero), ``12.50``, ``1.10``,
 ``12.``, ``+12.0``, ``1e3``, ``0x0c``, nor ids in hexadecimal digits.
@@ -49,7 +49,7 @@ def spell(text: str) -> str:
 
 
 def float_text(value: float | np.floating) -> str:
-    """Writes a floating-point number; NaN as the empty string."""
+    """Formats a floating-point number; NaN as the empty string."""
     if value != value:
         return ""
     if isinstance(value, np.floating) and value.dtype.itemsize < 8:

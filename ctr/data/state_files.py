@@ -18,7 +18,7 @@ _SIZE = hashlib.sha256().digest_size
 
 
 def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None:
-    """Creates or replaces a file with content, or with the output of ``write`` to a stream, and its hash."""
+    """Creates or replaces a file with content, or with the output of ``write`` to a stream, followed by its hash."""
 
     def write_all(file: BinaryIO) -> None:
         digest = _begin(path)
@@ -33,9 +33,9 @@ def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None
 
 
 def read_state_file(path: Path, remedy: str) -> pa.Buffer:
-    """Maps the content of a file into memory, once its hash is verified.
+    """Maps the content of a file into memory after verifying its hash.
 
-    Raises InputError, with the ``remedy`` as a hint: the file is missing, damaged, or cannot be read.
+    Raises InputError, with the ``remedy`` as a hint: the file is missing, damaged or unreadable.
     """
     if not path.is_file():
         raise InputError(f"{path}: the file is missing", remedy)

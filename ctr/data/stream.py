@@ -1,4 +1,4 @@
-"""Rows of a log that a run reads: a time range, weighted by a sample, with a teacher's logits."""
+"""Rows of a log that a run reads: the rows of a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ class Selection:
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """Reads the selected rows from a position of the log on. InputError: the sample lacks a row, or damage."""
+    """Yields the selected rows from a position of the log on. Raises InputError: the sample lacks a row, or damage."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)
@@ -64,9 +64,9 @@ def check_selection(
     start: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Checks the selected rows from position ``start`` on before they are trained on; returns whether it saw all.
+    """Checks the selected rows from position ``start`` on before training; returns whether all were checked.
 
-    ``stop`` is called between two blocks and says whether to give up. Raises InputError: the sample lacks a row, or
+    ``stop`` is called between two blocks and returns whether to stop. Raises InputError: the sample lacks a row, or
     the teacher a logit for a row that would be learned from.
     """
     missing = MissingValues()

@@ -1,4 +1,4 @@
-"""Formats of Python's ``strptime``, read the same on every machine, most of them by pandas."""
+"""Formats of Python's ``strptime``, parsed alike on every machine, most of them by pandas."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the machine's own zone
+ZONES = ("UTC", "GMT")  # names that %Z reads; Python would also read the names of the local time zone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")
@@ -31,7 +31,7 @@ class TimeFormat:
     is_quick: bool
 
     def read(self, text: str) -> int | None:
-        """Returns microseconds since 1970, in UTC where the text has no offset; None for a text of another form."""
+        """Returns microseconds since 1970, in UTC where the text has no offset; None if the text does not match."""
         spaced = self._spaced(text)
         if spaced is None:
             return None
@@ -45,7 +45,7 @@ class TimeFormat:
         return None
 
     def read_all(self, texts: Sequence[str]) -> pa.Array:
-        """Reads texts like ``read``, but faster: int64, null for texts of another form."""
+        """Parses texts like ``read``, but faster: int64, null for texts that do not match."""
         times = pa.nulls(len(texts), pa.int64())
         if self.is_quick:
             spaced = [None if _NOT_QUICK.search(text) else self._spaced(text) for text in texts]
@@ -79,7 +79,7 @@ def check_format(form: str) -> str:
 
 @cache
 def time_format(form: str) -> TimeFormat:
-    """Finds how texts of a format are read."""
+    """Returns the reader of a format of ``strptime``."""
     tokens = _TOKEN.findall(form)
     numbers = [token[0] == "%" and token[1:] in _WIDTHS for token in tokens]
     around = zip([False, *numbers[:-1]], numbers, [*numbers[1:], False], strict=True)

@@ -15,7 +15,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class TimeRange(StrictModel):
     """The query times from ``start`` up to, but not including, ``end``; UTC unless they name an offset.
 
-    A query has one query time, so a range never splits a query.
+    A query has one query time, so that a range never splits a query.
 
     Attributes:
         start: the first query time, as a date (its first moment) or a date with a time. Null: unlimited.
@@ -63,5 +63,5 @@ class TimeRange(StrictModel):
 
 
 def read_time_range(start: str | None, end: str | None) -> TimeRange:
-    """Reads the options ``--start`` and ``--end``. Raises InputError, which names the option."""
+    """Parses the options ``--start`` and ``--end``. Raises InputError, which names the option."""
     return parse_model(TimeRange, {"start": start, "end": end}, "time range of --start and --end")

@@ -1,4 +1,4 @@
-"""Durations as configurations write them, such as ``30m``, and times as messages show them."""
+"""Durations in configurations, such as ``30m``, and times in messages."""
 
 import re
 from typing import Annotated
@@ -17,7 +17,7 @@ _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_00
 
 
 def duration_us(text: str) -> int:
-    """Reads a duration such as ``30m`` or ``1d``, in microseconds. Raises ValueError for any other text."""
+    """Parses a duration such as ``30m`` or ``1d``, in microseconds. Raises ValueError for any other text."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
@@ -31,7 +31,7 @@ def _check_duration(text: str) -> str:
 
 
 def read_duration(key: str, text: str) -> int:
-    """Reads a duration given as an option, in microseconds, 0 for ``0s``. Raises InputError, which names the option."""
+    """Parses the duration of an option, in microseconds, 0 for ``0s``. Raises InputError, which names the option."""
     try:
         return 0 if text == "0s" else duration_us(_check_duration(text))
     except ValueError as error:
@@ -50,7 +50,7 @@ Duration = Annotated[
 
 
 def format_time(time_us: int) -> str:
-    """Writes microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
+    """Formats microseconds since 1970 as ISO 8601 in UTC; with a fraction of a second only if it is not 0."""
     seconds, fraction = divmod(time_us, 1_000_000)
     # Python knows no year after 9999, in which the last partition may end.
     text = str(np.datetime64(seconds, "s"))

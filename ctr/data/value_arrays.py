@@ -1,4 +1,4 @@
-"""Values of rows as arrays: numbers in the place of ids, and lists.
+"""Values of rows as arrays: numbers stored like ids, and lists.
 
 A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are XORed with
 the bits of NaN: a missing number is id 0, as in all features. Lists are the values of all rows, concatenated, and the
@@ -27,7 +27,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the indices of the values of lists with the given starts, list after list: int64 [V]."""
+    """Returns the indices of the values of lists that start at ``begins``, list after list: int64 [V]."""
     offsets = offsets_of(lengths)
     return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
 

@@ -6,7 +6,7 @@
     OUT/runs/NAME-seed-S-HASH/          a run directory, without checkpoints once it is finished
     OUT/failures/NAME-seed-S.txt        the last lines of the errors of a call that failed
 
-The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A
+The hash covers the non-default values of the configuration: a changed arm gets another folder. A
 teacher's predictions and the decisions of a sampling become sidecars of the log, ``replay-...``: several
 experiments share them.
 """
@@ -63,7 +63,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """Name for people, unique among the calls."""
+        """Returns the name of the call for people, which is unique."""
         return self.owner if self.seed is None else f"{self.owner} seed {self.seed}"
 
     @property
@@ -72,16 +72,16 @@ class Call:
 
     @property
     def folder(self) -> str:
-        """Run directory, relative to the folder of the experiment."""
+        """Returns the run directory, relative to the folder of the experiment."""
         return f"runs/{self.name}"
 
     @property
     def failure(self) -> str:
-        """File of errors of a failed call, relative to the folder of the experiment."""
+        """Returns the file of errors of a failed call, relative to the folder of the experiment."""
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     def what_lacks(self, folders: Folders) -> str:
-        """Returns why its results are incomplete; empty once the whole log is read as configured, here or elsewhere."""
+        """Returns why its results are incomplete; empty if the whole log was read as configured."""
         absent = "its results are not in the directory of the experiment"
         if self.sidecar is not None:
             sidecar = sidecar_folder(folders.log, self.sidecar)

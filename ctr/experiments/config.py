@@ -37,14 +37,14 @@ def _once(values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
 
 
 Changes = Annotated[dict[str, Any], AfterValidator(_without_seed)]
-"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces the earlier value."""
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_once)]
 
 BASELINE = "baseline"  # name of the arm that every other one is compared with
 
 
 class TeacherConfig(StrictModel):
-    """The baseline with changes, trained once; its progressive predictions are kept for arms and samplings.
+    """The baseline with changes, trained once; arms and samplings read its recorded progressive predictions.
 
     Attributes:
         set: values by dotted keys of the training configuration.
@@ -63,7 +63,7 @@ class BaselineConfig(StrictModel):
         note: a remark for the report.
         set: values by dotted keys of the training configuration.
         teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
-        sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
+        sampling: the sampling of the rows that it is trained on (FF 3.3), one of ``samplings``. Null: none.
         score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
     """
 
@@ -76,13 +76,13 @@ class BaselineConfig(StrictModel):
 
 
 class ArmConfig(BaselineConfig):
-    """The baseline's ``set`` with one change or several; its teacher and its sampling are its own.
+    """The baseline's ``set`` with one change or several; it does not inherit the baseline's teacher and sampling.
 
     Attributes:
         title: its name in tables and plots; empty: its key.
-        retrain: those of the experiment's ``retrain`` that its runs are trained with once more. Null: all of them.
+        retrain: the names in the experiment's ``retrain`` by which its runs are retrained. Null: all of them.
         against: the arm that it is compared with.
-        paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
+        paper: numbers that a paper reports for it: short texts by name of the column (accuracy, training_cost,
             ...).
     """
 
@@ -117,7 +117,7 @@ class ExperimentConfig(StrictModel):
         config: changes of the training configuration as nested keys; without ``base``, the complete
             configuration.
         seeds: each arm is trained with each of these seeds.
-        retrain: what retrains of an arm differ in from its runs, by name: each run is trained once more, with the same
+        retrain: differences of an arm's retrains from its runs, by name: each run is trained once more, with the same
             seed, for each name, with its values by dotted keys of the training configuration (FF 5; see ``retrain`` of
             a training configuration).
         teachers: teachers that arms refer to, by name.
@@ -126,7 +126,7 @@ class ExperimentConfig(StrictModel):
         arms: arms by name.
         sweep: some of the arms at several sizes.
         slices: slices that the tables show, each by a short name.
-        scored: the query times whose predictions count in the tables. With a start, arms whose own ``time_range``
+        scored: the query times whose predictions count in the tables. With a start, arms whose ``time_range``
             begins later or earlier than others' are compared on the same examples (FF 3.3).
     """
 
@@ -186,7 +186,7 @@ _ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """Reads an experiment, and its training configuration before any arm's changes; raises InputError."""
+    """Reads an experiment, and its training configuration before any arm's changes. Raises InputError if wrong."""
     where = f"experiment {path}"
     experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)
@@ -195,8 +195,8 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[Experimen
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the training configuration of the file ``base``, with ``changes`` from the file ``path``.
 
-    ``base`` is relative to ``path``; None: the changes are all of it. Raises InputError: the base is not
-    there or not YAML, or one of the two has a wrong key or value.
+    ``base`` is relative to ``path``; None: ``changes`` is the whole configuration. Raises InputError: the base is
+    missing or not YAML, or one of the two has a wrong key or value.
     """
     content: dict[str, Any] = {}
     if base is not None:
@@ -209,7 +209,7 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
 
 
 def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Fixes the settings that a run would derive from its techniques, so that arms differ by the techniques alone."""
+    """Sets the options that a run would derive from its techniques, so that arms differ by the techniques alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}
     return merged({**_ALIKE, **(_ALIKE_BATCHES if is_open else {})}, content)

@@ -1,12 +1,12 @@
 """Costs of the arms of an experiment, for the axis of FF's figure 1: OUT/costs.json.
 
-   arms          for each arm what ``ctr.experiments.measure`` returns, and ``learned_share``: the rows that its first
+   arms          for each arm the result of ``ctr.experiments.measure``, and ``learned_share``: the rows that its first
                  finished run learned from over all rows of the log
-   teacher_flops operations of each teacher for an example that it learns from
-   rounds        of turns that were timed; 0: none
-   log_sha256, configs   of what was measured; measured again only when that changes
+   teacher_flops operations of each teacher per example that it learns from
+   rounds        number of timed rounds; 0: none
+   log_sha256, configs   hashes of the measured log and configurations; only their change causes a new measurement
 
-``step_ratio`` relates batches; where arms differ in ``batch_rows``, a row's ratio is that times the ratio of these.
+``step_ratio`` is per batch; where arms differ in ``batch_rows``, divide it by their ratio to get a row's ratio.
 """
 
 import json

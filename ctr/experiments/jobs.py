@@ -1,7 +1,7 @@
-"""Commands side by side, each in a process of its own: its memory is given back, and a crash ends it alone.
+"""Commands side by side, each in a separate process: its end frees its memory, and a crash affects no other.
 
-With another Beam runner each command is an element of a pipeline, and its outcome a file beside the experiment, as
-workers elsewhere share nothing else with the process that started them.
+With another Beam runner each command is an element of a pipeline, and its outcome a file beside the experiment, because
+workers on other machines share nothing else with the process that started them.
 """
 
 import json
@@ -55,11 +55,11 @@ Report = Callable[[Job, Outcome | None], None]  # called as each job begins, wit
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
-    """Runs all jobs, in their order, and reports each as it begins and ends.
+    """Runs all jobs, in their order, and reports the begin and the end of each.
 
     ``beam_options`` may name another runner, which decides its number of workers; they see the same files.
     ``outcomes`` is a folder for their outcomes alone; its content is removed. Raises InputError for a wrong
-    option before any job runs. After SIGINT or SIGTERM, running jobs have been ended, and are not reported.
+    option before any job runs. SIGINT or SIGTERM ends running jobs, which are not reported.
     """
     if not beam_options:
         with ending_by_sigterm():

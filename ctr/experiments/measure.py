@@ -1,8 +1,8 @@
-"""Measures models in a process of its own: operations for an example, and times of steps by turns (FF 3).
+"""Measures models in a separate process: operations per example, and step times of alternating models (FF 3).
 
     python -m ctr.experiments.measure WANTED RESULT
 
-Both are files of JSON; WANTED has the arguments of ``measure``.
+Both are JSON files; WANTED has the arguments of ``measure``.
 """
 
 import json
@@ -40,7 +40,7 @@ BATCHES = 50
 def measure(
     log: Path, configs: Mapping[str, Mapping[str, Any]], base: str, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Measures what each configuration costs on the first batches of a log.
+    """Measures the costs of each configuration on the first batches of a log.
 
     Each configuration's costs are ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
     ``dense_parameters``, ``embedding_parameters`` and ``batch_rows``; if ``rounds`` > 0 also ``step_ms`` and
@@ -72,7 +72,7 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """Reads the batches of a turn, again where a log has fewer; raises InputError without rows."""
+    """Reads the batches of a turn, repeating those of a short log. Raises InputError if there are no rows."""
     schema = config.model.features(schema)
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
@@ -83,15 +83,15 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
 
 
 def with_late_roots(config: TrainConfig) -> TrainConfig:
-    """Sets the root interval of later steps, as roots are more frequent in the first few hundred steps."""
+    """Returns the configuration with the root interval of later steps; early in a run, roots are more frequent."""
     late = {"optimizer": {"dense": {"shampoo": {"roots": {"early_growth": 0}}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 
 
 class Operations:
-    """Counts the operations of configurations for an example of a log.
+    """Counts the operations of configurations per example of a log.
 
-    The first batches of the log tell how many embeddings an example needs: the same for every architecture.
+    The first batches of the log determine the number of embeddings per example: the same for every architecture.
     """
 
     def __init__(self, log: Path) -> None:

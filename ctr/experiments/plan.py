@@ -1,7 +1,7 @@
 """Plan of an experiment: its arms, log and command, and the path of each run.
 
-OUT/plan.json is written before the first run, and read again for the report. Needs no TensorFlow, as a
-report is made without it.
+OUT/plan.json is written before the first run, and read again for the report. Loads no TensorFlow, because
+a report requires none.
 """
 
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from ctr.io.errors import InputError
 
 PLAN_FILE = "plan.json"
 SEED = "seed"
-"""What pairs of an arm's own runs differ in, beside what its retrains do."""
+"""Kind of pairs of an arm's runs that differ in the seed alone, beside the configured retrains."""
 
 _RecordT = TypeVar("_RecordT", bound="Record")
 
@@ -116,7 +116,7 @@ class Plan(Record):
     def _check_names(self) -> Self:
         names = [arm.name for arm in self.arms]
         if len({*names}) < len(names):
-            raise ValueError(f"arms must have names of their own, got {', '.join(names):.200}")
+            raise ValueError(f"arms must have distinct names, got {', '.join(names):.200}")
         for name in (self.baseline, *(name for arm in self.arms for name in (arm.against, arm.of))):
             if name and name not in names:
                 raise ValueError(f"{name!r:.80} must be the name of an arm: {', '.join(names):.200}")
@@ -126,7 +126,7 @@ class Plan(Record):
         return next(arm for arm in self.arms if arm.name == name)
 
     def reference(self, arm: PlannedArm) -> PlannedArm | None:
-        """Arm that ``arm`` is compared with; None for the baseline."""
+        """Returns the arm that ``arm`` is compared with; None for the baseline."""
         if arm.name == self.baseline:
             return None
         return self.arm(arm.against or self.baseline)
@@ -136,12 +136,12 @@ class Plan(Record):
         return [other for other in self.arms if other.of == arm.name]
 
     def as_json(self) -> dict[str, Any]:
-        """Content of plan.json; a date that YAML found among an arm's settings is text there."""
+        """Returns the content of plan.json; dates among an arm's settings, which YAML parses, become text."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def read_plan(folder: Path) -> Plan:
-    """Reads plan.json; raises InputError where it is missing or damaged, or names an arm that is not there."""
+    """Reads plan.json. Raises InputError where it is missing or damaged, or refers to an arm that does not exist."""
     path = folder / PLAN_FILE
     if not path.exists():
         raise InputError(
@@ -153,7 +153,7 @@ def read_plan(folder: Path) -> Plan:
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT:
     """Reads a JSON file of an experiment.
 
-    Raises InputError, with the file and the key, where it cannot be read or is not as described.
+    Raises InputError, with the file and the key, where it is unreadable or invalid.
     """
     try:
         return kind.model_validate_json(path.read_bytes())

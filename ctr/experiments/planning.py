@@ -1,4 +1,4 @@
-"""Plans the runs and the calls of an experiment, everything checked before the first run."""
+"""Plans the runs and the calls of an experiment, and validates every configuration before the first run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,10 +48,10 @@ def make_plan(
     command: str = "",
     created: str = "",
 ) -> tuple[Plan, Calls]:
-    """Plans the runs of an experiment, every configuration checked.
+    """Plans the runs of an experiment, and validates every configuration.
 
     ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
-    InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
+    InputError: an arm's configuration is invalid, with the path of its key, or does not fit the log.
     """
     planner = _Planner(experiment, changed(content, experiment.baseline.set), log, where)
     arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
@@ -89,7 +89,7 @@ def make_plan(
 class _Planner:
     """Makes the calls of arms, each configuration checked as training would check it.
 
-    Teachers and samplings are made as an arm needs them; equal teachers share a call.
+    Teachers and samplings are added when an arm needs them; equal teachers share a call.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class _Planner:
         return self.calls.teachers.setdefault(sidecar, Call(f"teacher-{name}", config, sidecar=sidecar))
 
     def _sampling(self, name: str) -> Call:
-        """Returns a sampling, with its teacher's sidecar in place of the teacher's name."""
+        """Returns the call of a sampling, with the teacher's name replaced by its sidecar."""
         config, needs = self._experiment.samplings[name], []
         key, rule = config.by_teacher or ("", None)
         if rule is not None and rule.log is None and rule.teacher in self._experiment.teachers:

@@ -1,4 +1,4 @@
-"""Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
+"""Trains every arm of an experiment on one log, in parallel, and measures the costs of each (FF 3, figure 1).
 
 Teachers first, then samplings, which may need a teacher's predictions, then arms. Existing results are not computed
 again, so the same command continues after an interruption, retries failures, and trains arms added to the file.
@@ -32,11 +32,11 @@ class Options:
 
     Attributes:
         command: the command that repeats it.
-        workers: how many runs are trained side by side; None: one for each processor.
+        workers: how many runs are trained in parallel; None: one for each processor.
         beam_options: options of another Beam runner, whose workers see the log and the output folder under the
             same paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
-        progress: called with a line for each run that begins, ends or fails, and as a supernet goes on.
+        progress: called with a line for each run that begins, ends or fails, and with the progress of a supernet.
     """
 
     command: str
@@ -49,10 +49,10 @@ class Options:
 def run_experiment(
     experiment: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = ()
 ) -> dict[str, Outcome]:
-    """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
+    """Trains all missing runs of an experiment, and writes OUT/plan.json and OUT/costs.json.
 
-    ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; the
-    others were made. Raises InputError before anything is run: a wrong experiment or log, or another process
+    ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; all
+    others succeeded. Raises InputError before anything is run: a wrong experiment or log, or another process
     is at work in ``out``.
     """
     config, content = read_experiment(experiment, settings)
@@ -79,7 +79,7 @@ class _Runner:
 
     def __init__(self, folders: Folders, options: Options) -> None:
         self._folders, self._options = folders, options
-        # Workers elsewhere have processors of their own.
+        # Workers on other machines use the processors there.
         cores = len(os.sched_getaffinity(0))
         self._workers = options.workers or cores
         here = options.workers is not None or not options.beam_options
@@ -108,7 +108,7 @@ class _Runner:
     def _is_finished(self, call: Call) -> bool:
         if call.what_lacks(self._folders):
             return False
-        # It may have failed here before, or before another experiment made it.
+        # An earlier attempt may have failed, before a retry or another experiment succeeded.
         (self._folders.out / call.failure).unlink(missing_ok=True)
         call.remove_checkpoints(self._folders)
         return True

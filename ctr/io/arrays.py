@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def hash_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Hashes names, types, shapes and bytes of arrays (SHA-256), whatever their order or archive."""
+    """Hashes names, types, shapes and bytes of arrays (SHA-256), independent of their order and archive."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])
@@ -23,9 +23,9 @@ def each_array(file: Path | BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Yields names and arrays of an archive one by one, so that not all of them need be in memory.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         MemoryError: there is no memory for an array, which says nothing about the file.
-        ValueError: anything is wrong with its content.
+        ValueError: its content is invalid.
     """
     try:
         with np.load(file, allow_pickle=False) as archive:

@@ -1,4 +1,4 @@
-"""Limits NumPy's matrix products to one thread, in a process whose processors have other work."""
+"""Limits NumPy's matrix products to one thread in a process with other parallel work."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ def _controller() -> ThreadpoolController:
 def one_blas_thread() -> Iterator[None]:
     """Limits BLAS to one thread in the whole process: the first user sets the limit, the last one lifts it.
 
-    Results have the same bits whatever else runs, since sums by BLAS depend on its number of threads, and nothing waits
+    Results have the same bits on any load, since sums by BLAS depend on its number of threads, and nothing waits
     for a thread that has no processor.
     """
     global _users, _limit

@@ -1,13 +1,13 @@
 """Compiled loops on disk: later processes load what XLA compiled for this processor, with the same bits.
 
-TensorFlow reads and writes them in a folder of the process alone, which begins with links to what the store has::
+TensorFlow reads and writes them in a folder of the process alone, which begins with links to the store's loops::
 
     ~/.cache/ctr/loops/MACHINE-SHA256-NAME     a loop that TensorFlow calls NAME
     ~/.cache/ctr/loops/process-*/NAME          of a process; new ones move to the store when it ends
 
-TensorFlow loads a file that was changed, and fails on one that was cut off: only files with the hash in their names get
-links. The next process removes what a killed one leaves, which may be cut off. A loop is a program: nobody else may be
-able to write to the store, and another processor's loops have another MACHINE.
+TensorFlow loads a file that was changed, and fails on a truncated one: only files with the hash in their names get
+links. The next process removes the files of a killed one, which may be truncated. A loop is a program: nobody else may
+have write access to the store, and another processor's loops have another MACHINE.
 """
 
 import atexit
@@ -36,11 +36,11 @@ _FREE_BYTES = 2**25  # TensorFlow fails where it cannot write a loop
 # TensorFlow reads its flags once.
 @functools.cache
 def keep_compiled_loops() -> None:
-    """Makes TensorFlow, which is imported and has computed nothing, keep compiled loops on disk until the process ends.
+    """Makes TensorFlow, imported but not used yet, store compiled loops on disk until the process ends.
 
-    ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is kept. Nor is it
-    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private. InputError: an
-    address.
+    ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is cached. The cache
+    is also off if the user sets XLA flags, or if the folder is missing, full, read-only or not private. Raises
+    InputError where ``CTR_CACHE`` is an address.
     """
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return

@@ -1,4 +1,4 @@
-"""JSON and YAML that may come from anyone, and sealed manifests: plain values, each key once, of bounded size."""
+"""Parses untrusted JSON and YAML, and sealed manifests, to plain values: each key once, of bounded size."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ _FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, Inde
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses a JSON text; ValueError also for a key that stands twice, an infinite number, or too deep a nesting."""
+    """Parses a JSON text. Raises ValueError, also for a repeated key, an infinite number, or too deep a nesting."""
     try:
         content = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
@@ -55,8 +55,8 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str) -> Any:
     """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, PyYAML requires 1.0e-6.
 
-    1e6 is a whole number. Raises ValueError: not YAML; or a key that stands twice, of which the last would win, or a
-    document that refers to itself or is much larger than it looks.
+    1e6 is a whole number. Raises ValueError: not YAML; or a repeated key, of which the last would win, or a document
+    that refers to itself or is much larger than it looks.
     """
     loader = None
     try:
@@ -97,7 +97,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_short_floats(tool: Any) -> None:
-    """Has a loader or dumper of PyYAML take 1e-6 for a number; a dumper then quotes the text 1e-6."""
+    """Makes a loader or dumper of PyYAML treat 1e-6 as a number; a dumper then quotes the text 1e-6."""
     tool.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
@@ -135,7 +135,7 @@ def _count_values(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> 
 
 
 def json_number(value: Any) -> float | None:
-    """Converts a number as JSON can hold it: None for NaN and infinities."""
+    """Converts a number for JSON: None for NaN and infinities."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -145,12 +145,12 @@ def json_bytes(content: object) -> bytes:
 
 
 def sealed_bytes(content: Mapping[str, object]) -> bytes:
-    """Formats a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
+    """Formats a manifest: an object, with the SHA-256 of its content under ``manifest_sha256``."""
     return json_bytes({**content, _SEAL: _sha256(content)})
 
 
 def _sha256(content: Mapping[str, object]) -> str:
-    # Without an indent the text is made ten times as fast.
+    # Without an indent, serialization is ten times as fast.
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Exceptions that a user is meant to read: how they are described, the words they list, and their exit status."""
+"""Exceptions with messages for users: their text, the words that they list, and their exit status."""
 
 import difflib
 import errno
@@ -18,14 +18,14 @@ INPUT, DEFECT, PASSING, INTERRUPTED = 1, os.EX_SOFTWARE, os.EX_TEMPFAIL, 128 + s
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 LONGEST_LINE = 300  # characters of an error on one line; a longer one becomes a line and a hint
-_JOINED = 160  # characters of texts in an error that are shown with semicolons between, but for the first
+_JOINED = 160  # maximum number of characters of texts that an error joins with semicolons, except the first
 
 
 class InputError(Exception):
-    """Bad input: a message of one line that says what is wrong, where, and what is allowed.
+    """Bad input: the message is one line with the fault, its place, and the allowed values.
 
     The command line prints the message after ``error:`` and exits with ``status``, without a traceback. The hint says
-    what to do; it has a line of its own where both together are long.
+    what to do; it is on a separate line where both together are long.
     """
 
     status = INPUT
@@ -35,13 +35,13 @@ class InputError(Exception):
         self.hint = hint
 
     def ending_with(self, status: int) -> Self:
-        """Sets the exit status, where other processes failed, and returns the error."""
+        """Sets the exit status of failed child processes, and returns the error."""
         self.status = status
         return self
 
 
 class PassingError(InputError):
-    """A fault that may pass, such as a store that does not answer: the same command may succeed later."""
+    """A transient fault, such as a store that does not answer: the same command may succeed later."""
 
     status = PASSING
 
@@ -102,7 +102,7 @@ def process_status(returncode: int) -> int:
 
 
 def is_ours(error: ModuleNotFoundError) -> bool:
-    """Returns whether the missing module is one of this package, not a package that is not installed."""
+    """Returns whether the missing module belongs to this package, rather than to a package that is not installed."""
     return str(error.name).partition(".")[0] == __package__.partition(".")[0]
 
 
@@ -130,14 +130,14 @@ def _is_passing(error: BaseException, is_refusal: bool) -> bool:
 
 
 def of_another_version(file: object) -> InputError:
-    """Returns the error for a file that does not have the present format."""
+    """Returns the error for a file in the format of another version."""
     return InputError(f"{file}: made by an unreleased version of ctr; make it again")
 
 
 def one_line(error: BaseException) -> str:
-    """Formats an error on one line, without anything that a terminal would obey: values of files may stand in it.
+    """Formats an error on one line, without control characters, because it may contain values of files.
 
-    For a file that the system refused: its name, and why. For an error without a message: its type.
+    For a file that the system refused: its name and the reason. For an error without a message: its type.
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -146,7 +146,7 @@ def one_line(error: BaseException) -> str:
 
 
 def error_lines(error: BaseException) -> list[str]:
-    """Formats an error in a line, or a line and a hint: its own, or what stands behind the last semicolon that fits."""
+    """Formats an error as a line; if too long, as a line and a hint: the error's, or the text after a semicolon."""
     text = one_line(error)
     hint = printable(" ".join(getattr(error, "hint", "").split()))
     if len(text) <= LONGEST_LINE:
@@ -156,7 +156,7 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Joins texts by semicolons: the first, as many more as a line has room for, and the number of others."""
+    """Joins texts by semicolons: the first, as many more as fit into a line, and the number of others."""
     shown = list(texts[:1])
     for text in texts[1:]:
         if len("; ".join([*shown, text])) > _JOINED:
@@ -167,7 +167,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escapes characters that control, hide or turn others (``\x1b``), but for line ends and tabs."""
+    r"""Escapes characters that control, hide or reverse others (``\x1b``), except line ends and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -178,7 +178,7 @@ def printable(text: str) -> str:
     )
 
 
-_LISTED, _MOST_LISTED = 160, 20  # characters and words of a list of known words at most
+_LISTED, _MOST_LISTED = 160, 20  # maximum numbers of characters and words in a list of allowed words
 
 
 def near_words(word: str, words: Sequence[str]) -> list[str]:
@@ -193,14 +193,14 @@ def near_words(word: str, words: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(word: str, words: Sequence[str], limit: int = 3) -> str:
-    """Formats a question for the word that was meant, to append to an error; empty if no word is similar."""
+    """Returns a question for the word that was meant, to append to an error; empty if no word is similar."""
     near = near_words(word, words)[:limit]
     alternatives = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     return f"; did you mean {alternatives}?" if near else ""
 
 
 def listed(words: Sequence[str], meant: str = "") -> str:
-    """Lists the words; if a line has no room for all, those like ``meant`` and the first ones."""
+    """Lists the words; if they do not fit into a line, those like ``meant`` and the first ones."""
     text = ", ".join(words) or "(none)"
     if len(text) <= _LISTED:
         return text

@@ -1,7 +1,7 @@
 """FarmHash's Fingerprint64 without TensorFlow, of many texts at once in NumPy.
 
-Words are arrays of uint64, of which sums and products drop what is beyond 64 bits. Of arrays of short texts it takes a
-third of the time that TensorFlow takes to read them. Source: FarmHash by Geoff Pike, Google (MIT license),
+Words are arrays of uint64, whose sums and products wrap around. Arrays of short texts take a third of the time that
+TensorFlow needs to read them. Source: FarmHash by Geoff Pike, Google (MIT license),
 ``farmhashna::Hash64``.
 """
 
@@ -23,7 +23,7 @@ _MOST = 1 << 15  # texts at once, so that intermediate results stay in the cache
 
 
 def fingerprint64(text: bytes) -> int:
-    """Returns the fingerprint of some bytes, from 0 to 2^64 - 1."""
+    """Returns the fingerprint of a byte string, from 0 to 2^64 - 1."""
     content = np.frombuffer(text, np.uint8)
     return int(fingerprints_of(content, np.zeros(1, np.int64), np.array([len(text)]))[0])
 

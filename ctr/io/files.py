@@ -1,10 +1,10 @@
 """Files that appear whole or not at all, hashes of files, locks between processes, and folders of versions.
 
-Paths are of this machine alone. An address such as ``s3://bucket/log`` would be taken for a local path such as
+Paths are local. An address such as ``s3://bucket/log`` would be taken for a local path such as
 ``s3:/bucket/log``, and outputs would be written there. Such a path is refused here, for all commands, keys of
 configurations and functions.
 
-A process loses its locks when it dies, however it dies.
+The system releases a process's locks when it ends for any reason.
 
 A folder of a directory of versions is named by its version, a whole number. The name of a version that is not complete
 ends in ``PARTIAL``. TensorFlow Serving, which looks for numbers, ignores it.
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def address_fault(path: str | os.PathLike[str]) -> str:
-    """Returns why a path cannot be local, without naming it; empty where it can."""
+    """Returns why a path cannot be local, without naming it; empty if it can."""
     match = _ADDRESS.match(os.fspath(path))
     if match is None:
         return ""
@@ -66,8 +66,8 @@ _KINDS = {
 def irregular(path: Path) -> str:
     """Describes what ``path`` names if it exists and is no regular file; empty otherwise.
 
-    A symbolic link is one whatever it points to: the name would become a file of its own, and its target,
-    such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
+    A symbolic link counts as irregular whatever its target: writing would replace the link by a new file, and its
+    target, such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
     """
     try:
         mode = path.lstat().st_mode
@@ -79,7 +79,7 @@ def irregular(path: Path) -> str:
 
 
 def directory_fault(folder: Path) -> str:
-    """Returns why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
+    """Returns why there can be no directory ``folder``, in one line; empty if there is one or it can be created."""
     if fault := address_fault(folder):
         return f"{folder}: {fault}"
     for ancestor in (folder, *folder.parents):
@@ -98,7 +98,7 @@ def directory_fault(folder: Path) -> str:
 def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
     """Returns why a file of a ``kind`` (with its article) must not be written to ``path``, in one line; else empty.
 
-    A new name, an empty file and a file of the same kind are allowed; ``is_kind`` is asked about a regular file.
+    A new name, an empty file and a file of the same kind are allowed; ``is_kind`` is called with a regular file.
     """
     allowed = f"allowed: a new file, or {kind} to replace"
     if what := irregular(path):
@@ -112,7 +112,7 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names ``path`` in an OSError of the block that does not say which file it is about."""
+    """Sets the file name ``path`` of an OSError in the block that has none."""
     try:
         yield
     except OSError as error:
@@ -122,7 +122,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder's own entries, so that a rename in it survives a power cut."""
+    """Flushes the entries of a folder to disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
@@ -132,7 +132,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, so that they survive a power cut; InputError where something else is there."""
+    """Creates a folder and its parents, so that they survive a power cut. Raises InputError if a file is in the way."""
     if folder.is_dir():
         return
     if fault := directory_fault(folder):
@@ -168,14 +168,14 @@ def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
         # A file system without locks keeps files that a killed process left.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        # Another process may have found the file before it was locked, and removed it.
+        # Another process may have removed the file before it was locked.
         if temporary.exists():
             return temporary, file
         file.close()
 
 
 def write_all(file: RawIOBase, content: bytes) -> None:
-    """Writes to an unbuffered file, which may take it in pieces."""
+    """Writes all content to an unbuffered file, whose writes may be partial."""
     while content:
         content = content[file.write(content) or 0 :]
 
@@ -212,7 +212,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 class HashingFile(RawIOBase):
-    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+    """Writes to a file front to back and hashes the written bytes, so that the file need not be read again."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
         self._file, self._digest = file, digest
@@ -232,7 +232,7 @@ def file_sha256(path: Path) -> str:
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
+    """Returns whether a file is a temporary one of ``write_atomic`` or ``create_exclusively``."""
     return _TEMPORARY_NAME.search(path.name) is not None
 
 
@@ -252,7 +252,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
 
     Raises:
         PassingError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
-        FileNotFoundError: there is no such path.
+        FileNotFoundError: the path does not exist.
     """
     lock = os.open(path, os.O_RDONLY)
     try:
@@ -266,16 +266,16 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses, with InputError, to write a file over anything but another one of its kind (see ``file_fault``)."""
+    """Raises InputError where ``path`` is a file of another kind, which must not be replaced (see ``file_fault``)."""
     if fault := file_fault(path, kind, is_kind):
         raise InputError(fault)
 
 
 def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses to write into a directory, or a link to one, that has anything in it unless it is one of the kind.
+    """Refuses to write into a directory, or a link to one, that has content, unless it is of this kind.
 
-    ``kind`` is what the command writes there, with its article; ``is_kind`` is asked about a directory with content.
-    Raises InputError: what is there, and what is allowed.
+    ``kind`` is the command's output, with its article; ``is_kind`` is called with a directory with content.
+    Raises InputError, which says what is in the way and what is allowed.
     """
     if folder.is_dir():
         held = (path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path))
@@ -291,7 +291,7 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
 
 
 def require_file(path: Path, what: str) -> Path:
-    """Returns ``path``, or raises InputError naming it when there is no such file, or something else."""
+    """Returns ``path``. Raises InputError, which names it, if there is no such file."""
     if path.is_file():
         return path
     if path.is_dir():
@@ -329,7 +329,7 @@ _BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
 def not_text(path: Path) -> str:
-    """Describes a file's content by its first bytes if it is no text in UTF-8; empty if it may be."""
+    """Describes a file's content by its first bytes if it is no text in UTF-8; empty if it may be text."""
     with path.open("rb") as file:
         start = file.read(512)
     kind = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
@@ -346,7 +346,7 @@ def not_text(path: Path) -> str:
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:
-    """Lists the names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
+    """Lists the names that end with ``suffix`` in a folder, unordered; none if the folder does not exist."""
     try:
         return [name for name in os.listdir(folder) if name.endswith(suffix)]
     except FileNotFoundError:
@@ -365,13 +365,13 @@ def versions(folder: Path) -> list[Path]:
 
 
 def is_partial(name: str) -> bool:
-    """Returns whether a folder of this name is a version that is not complete."""
+    """Returns whether a folder of this name is an incomplete version."""
     return name.endswith(PARTIAL) and name.removesuffix(PARTIAL).isdecimal()
 
 
 def delete_version(path: Path) -> None:
     """Deletes a version, or a checkpoint, in a folder that this process holds."""
-    # Renamed first, so that nobody finds half of it under its own name.
+    # Renamed first, so that no reader sees a partly deleted version.
     shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
 
 

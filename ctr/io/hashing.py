@@ -11,7 +11,7 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(values: UintArray) -> UintArray:
-    """Computes the finaliser of splitmix64, uint64 [N]: neighboring values come out unrelated.
+    """Computes the finalizer of splitmix64, uint64 [N], which decorrelates neighboring values.
 
     Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
     """
@@ -31,9 +31,9 @@ def splitmix64(values: UintArray) -> UintArray:
 def uniform_hash(ids: np.ndarray, salt: str) -> np.ndarray:
     """Computes a number in [0, 1) for each id: int64 [N] to float64 [N], multiples of 2^-53.
 
-    Two rounds of splitmix64's output function, before each of them 64 bits of the salt's SHA-256: numbers of different
-    salts are independent. With one round, two salts would give the same sequence of numbers to shifted ids, and the
-    empty salt could agree with the query buckets of the intervals.
+    It takes two rounds of splitmix64's output function, before each of them 64 bits of the salt's SHA-256: different
+    salts give independent numbers. With one round, two salts would give the same sequence of numbers to shifted ids,
+    and the empty salt could agree with the query buckets of the intervals.
     """
     digest = hashlib.sha256(salt.encode()).digest()
     first, second = np.frombuffer(digest[:16], "<u8").astype(np.uint64)

@@ -2,7 +2,7 @@
 
 An object has ``time`` (UTC, ISO 8601), ``level`` (``info``, ``warning``, ``error``, ``critical``), ``logger``,
 ``message`` and, where the process ends for that reason, ``exit_status``. All that Python writes to standard error is
-such an object, also what other packages print. Not so what a native library writes when it aborts the process.
+such an object, also the output of other packages, but not that of a native library that aborts the process.
 """
 
 import io
@@ -54,7 +54,7 @@ class JsonLines(io.TextIOBase):
         self._stream.flush()
 
     def end_line(self) -> None:
-        """Writes a line that was begun and has no end yet."""
+        """Ends a line that has no line end yet."""
         if self._begun:
             self.write("\n")
 
@@ -66,7 +66,7 @@ def say(
     logger: str = "ctr",
     exit_status: int | None = None,
 ) -> None:
-    """Writes to standard error ``text``, or where it takes JSON an object with ``message``; see the module."""
+    """Writes ``text`` to standard error, or with ``--log-format json`` an object with ``message``; see the module."""
     stream = sys.stderr
     if isinstance(stream, JsonLines):
         stream.say(message, level, logger, exit_status)
@@ -75,7 +75,7 @@ def say(
 
 
 def message_of(line: str) -> str:
-    """Returns the message of a line of standard error, whichever form it has."""
+    """Returns the message of a line of standard error in either format."""
     try:
         content = json.loads(line)
     except ValueError:
@@ -84,7 +84,7 @@ def message_of(line: str) -> str:
 
 
 class _Others(logging.Handler):
-    """Writes warnings of packages that set up no logging of their own."""
+    """Writes warnings of packages that configure no logging handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage(), record.getMessage(), record.levelno, record.name)
@@ -103,7 +103,7 @@ def _say_warning(
 
 
 def say_crash(error: BaseException, exit_status: int) -> None:
-    """Writes an exception that nobody expected, with its traceback."""
+    """Writes an unexpected exception with its traceback."""
     text = "".join(traceback.format_exception(error)).rstrip()
     say(text, text, logging.CRITICAL, exit_status=exit_status)
 

@@ -1,4 +1,4 @@
-"""A thread that prepares items before they are asked for."""
+"""A thread that prepares items before they are requested."""
 
 import queue
 import threading
@@ -13,8 +13,8 @@ _END = object()
 def read_ahead(items: Iterable[ItemT], depth: int = 4) -> Generator[ItemT, None, None]:
     """Yields ``items`` in order while a thread prepares the next ``depth`` of them.
 
-    An exception in the thread is raised here, in its place. Closing the generator ends the thread, after the item that
-    it is just preparing.
+    An exception in the thread is raised here, after the items before it. Closing the generator ends the thread after
+    the item that it is preparing.
     """
     ready: queue.Queue[object] = queue.Queue(maxsize=depth)
     stopped = threading.Event()

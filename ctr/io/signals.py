@@ -1,4 +1,4 @@
-"""Stop signals: SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work; or at once."""
+"""Stop signals: SIGTERM and SIGINT as a request to stop soon, which the work polls; or at once."""
 
 import signal
 import threading
@@ -12,12 +12,12 @@ Stop = Callable[[], str | None]  # why to stop, in a word, or None
 
 
 def signal_number(name: str | None) -> int:
-    """Returns the number of a signal; 0 for none."""
+    """Returns the number of a signal; 0 if there is none."""
     return 0 if name is None else int(signal.Signals[name])
 
 
-class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
-    """Raised after work has stopped on request and kept its results; ``status`` is the process's in a shell."""
+class Interrupted(Exception):  # noqa: N818  (not an error: results are saved)
+    """Raised after work has stopped on request and saved its results; ``status`` is the process's exit status."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -26,10 +26,10 @@ class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Notes the first of these signals within the block; a second one ends the process at once.
+    """Records the first of these signals within the block; a second one ends the process at once.
 
-    Yields a function that returns the name of the signal that came, or None. Handlers are set whatever they were: a
-    process started in the background by a shell ignores SIGINT. In another thread than the main one no signal is noted.
+    Yields a function that returns the name of the received signal, or None. Replaces any previous handlers: a
+    process started in the background by a shell ignores SIGINT. Outside the main thread no signal is recorded.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -52,9 +52,9 @@ def stop_signals() -> Iterator[Stop]:
 
 @contextmanager
 def delaying_interrupts() -> Iterator[None]:
-    """Raises KeyboardInterrupt at the end of the block instead of within; other handlers and threads stay.
+    """Delays KeyboardInterrupt to the end of the block; other handlers and threads stay unchanged.
 
-    Modules in C turn one that comes while they are loaded into an ImportError, print it, or lose it.
+    C modules turn an interrupt while they are loaded into an ImportError, print it, or lose it.
     """
     is_default = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
@@ -72,7 +72,7 @@ def delaying_interrupts() -> Iterator[None]:
 
 @contextmanager
 def ending_by_sigterm() -> Iterator[None]:
-    """Raises SystemExit at SIGTERM in the block, so that it can clean up; other handlers and threads stay."""
+    """Raises SystemExit at SIGTERM in the block, so that it can clean up; other handlers and threads stay unchanged."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -33,7 +33,7 @@ _LIMIT = 180.0  # seconds for which a request that fails is repeated
 # Names of exceptions. ValueError: a name that can be no key.
 _REFUSALS = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "ValueError"}
 _FAULTS = {"BaseError", "FileNotFoundError", "ValueError"}
-# Folders for use here: versions and checkpoints that are not whole, runs that are being made, rows on their way.
+# Local working folders: incomplete versions and checkpoints, runs that are being started, spilled rows.
 _LEFT_OUT = re.compile(r"[0-9]+(\.former|\.damaged)?\.(partial|damaged)|\..+\.launching|\.spill-[0-9a-f]{16}")
 _PARTITION = r"[0-9]{19}-([0-9]{19})"
 _SHARD = rf"shards/{_PARTITION}-[0-9]{{4,}}-[0-9a-f]{{16}}\.parquet"
@@ -90,7 +90,7 @@ class _Folder:
         return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in listing.items()}
 
     def etag(self, name: str, tag: str) -> str:
-        """Returns the tag that S3 would give to a local file put by ``write``; for an object, its own tag."""
+        """Returns the ETag that S3 would assign to a local file put by ``write``; for an object, ``tag``."""
         if self._store is not None:
             return tag
         parts = [hashlib.md5(piece, usedforsecurity=False) for piece in self.read(name)] or [hashlib.md5(b"")]

@@ -3,15 +3,15 @@
     min_W max_lambda   sum_i L(y_i, p_i) + sum_k sum_{i in S_k} lambda_k (y_i - p_i) - alpha3 / 2 lambda_k^2
 
 The weights descend along the first two sums (``constraint_term``), lambda held fixed; each lambda_k climbs by
-``dual_step``, whose mean over the slice in place of the sum makes it independent of the batch's size. Both rest where
-the weighted mean of y - p over S_k is alpha3 lambda_k. Serving knows no lambda.
+``dual_step``, which uses the mean over the slice, so that it is independent of the batch's size. Both rest where
+the weighted mean of y - p over S_k is alpha3 lambda_k. Serving uses no lambda.
 
-A family of slices is the product of its axes: features, found with NumPy while reading (``feature_slices``), and the
-bucket of the estimated CTR, found in the graph (``slice_index``). Slices are numbered
+A family of slices is the product of its axes: features, computed with NumPy while reading (``feature_slices``), and the
+bucket of the estimated CTR, computed in the graph (``slice_index``). Slices are numbered
 
     k = ((axis_1 * size_2 + axis_2) * ... ) * buckets + bucket
 
-features in alphabetical order, values in the order given, -1 for no slice.
+features in alphabetical order, values in the order of the configuration, -1 for no slice.
 """
 
 import math
@@ -61,7 +61,7 @@ class Family:
 def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
     """Resolves the configured families for logs of this schema.
 
-    Raises InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
+    Raises InputError: a feature is unknown or multivalent, a value has no distinct id, or a family has more than
     ``MOST_SLICES`` slices.
     """
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
@@ -103,7 +103,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
 
 
 def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Finds each row's slice by single-valued ids [N, F]: int32 [N]; -1 for another ``source`` or value."""
+    """Returns each row's slice, int32 [N], from single-valued ids [N, F]; -1 for another ``source`` or value."""
     index = np.zeros(len(ids), np.int32)
     inside = source == family.source
     for axis in family.axes:
@@ -121,7 +121,7 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
 
 def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
-    """Finds each row's slice by its features and its estimated CTR together: int32 [B], -1 for none; no gradient.
+    """Combines each row's feature slice and the bucket of its estimated CTR: int32 [B], -1 for none; no gradient.
 
     Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared in the precision of ``probability``.
     """
@@ -133,7 +133,7 @@ def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Se
 
 
 class SliceRows(NamedTuple):
-    """Rows of a batch as a family of slices sees them, [B] each; ``index`` of ``slice_index``."""
+    """Rows of a batch for one family of slices, [B] each; ``index`` of ``slice_index``."""
 
     index: tf.Tensor
     label: tf.Tensor
@@ -144,8 +144,8 @@ class SliceRows(NamedTuple):
 def constraint_term(duals: tf.Tensor, rows: SliceRows) -> tf.Tensor:
     """Sums w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
 
-    Rows of weight 0 or without a slice (index -1) have a gradient of zero with respect to p, also where p is not
-    finite (that of the logit below it may be NaN, as in ``weighted_sum``).
+    Rows of weight 0 or without a slice (index -1) have a gradient of zero with respect to p, even if p is not
+    finite (the gradient of the logit below it may be NaN, as in ``weighted_sum``).
     """
     _, error = _errors(rows)
     factor = tf.gather(tf.stop_gradient(duals), tf.maximum(rows.index, 0)) * rows.weight
@@ -163,9 +163,9 @@ def dual_step(
     """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k), and ``seen``.
 
     c is the slice's weight in the batch over its running mean. With c the steps add up to the weighted sum of y - p
-    over S_k; without, a batch in which a sample has left little of the slice, and of that more clicks, would count as
+    over S_k; without it, a batch in which sampling has left little of the slice, and mostly clicks, would count as
     much as any, and lambda_k would settle where the slice is over-predicted. Slices without weight in the batch keep
-    both to the last bit.
+    both unchanged.
 
     Args:
         seen: float32 [2, K], the slice's mean weight in the batches that had any of it, and their number; 0 at first.
@@ -200,7 +200,7 @@ def _errors(rows: SliceRows) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def measured_families(families: Sequence[Family], source: int) -> dict[str, int]:
-    """Returns the indices of the families whose slices a log's metrics have, by names that no feature has."""
+    """Returns the indices of the families whose slices a log's metrics have, by names that differ from features'."""
     return {
         f"constraint:{family.name}": index
         for index, family in enumerate(families)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 RawValue = bool | int | float | str | None
-"""A value as it stands in the input, before it is made an id; null or the empty text: missing."""
+"""A raw value of the input, before conversion to an id; null or the empty text: missing."""
 
 
 def _one_kind(values: object) -> object:
@@ -44,11 +44,11 @@ MOST_SECONDS = 10 * 365 * 24 * 3600
 
 
 class Term(Protocol):
-    """The keys of a loss beside the logistic one."""
+    """Configuration of a loss term beside the logistic loss."""
 
     @property
     def ramp(self) -> Ramp:
-        """Ramp that multiplies the term."""
+        """Returns the ramp that multiplies the term."""
 
 
 class RankingConfig(StrictModel):
@@ -58,7 +58,7 @@ class RankingConfig(StrictModel):
         weight: ``alpha1`` of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF gives no value. The default did
             little harm in all trials; 0.03 was best on simulated queries of 3 to 8 rows, 0.5 on news queries
             of 2 to 283 rows.
-        setup: ``multi_objective``: both losses use one logit. ``multi_task``: the ranking loss has its own
+        setup: ``multi_objective``: both losses use one logit. ``multi_task``: the ranking loss has a separate
             logit.
         trains: the weights that learn from the pairs. ``outside_embeddings``: linear weights, layers and
             heads, while embeddings learn from the other losses alone. The two losses are then
@@ -68,7 +68,7 @@ class RankingConfig(StrictModel):
             the expected sum is unchanged. The default covers every pair of up to 128 impressions.
         query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this
             power. 0: the sum of FF, in which long queries dominate. 1: every query counts the same, as in
-            PerQueryAUC. On news, 0 lowered PerQueryAUC at every weight, 1 kept it, and 0.5 raised it.
+            PerQueryAUC. On news, 0 lowered PerQueryAUC at every weight, 1 left it unchanged, and 0.5 raised it.
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
 
@@ -221,7 +221,7 @@ class BiasConstraintsConfig(StrictModel):
 
 
 class ExtraLoss(StrictModel):
-    """A loss of another package: subclasses add keys, and the formula.
+    """A loss of another package: subclasses add keys, and compute the loss.
 
     Attributes:
         weight: the weight of the loss; the rest has weight 1.
@@ -232,20 +232,20 @@ class ExtraLoss(StrictModel):
     ramp: RampKey = Ramp()
 
     def loss(self, label: "tf.Tensor", logit: "tf.Tensor") -> "tf.Tensor":
-        """Computes the loss of each row, float32 [B], of labels (0 or 1) and logits, float32 [B] each."""
+        """Computes the loss of each row, float32 [B], from labels (0 or 1) and logits, float32 [B] each."""
         raise NotImplementedError
 
 
 class LabelConfig(StrictModel):
-    """A further label, such as a conversion, with an output of its own on the layers that the click's output reads.
+    """A further label, such as a conversion, with a separate output on the layers that the click's output reads.
 
     It is learned together with the click, under the same ``label_delay``.
 
     Attributes:
         weight: the weight of its loss; the rest has weight 1.
         ramp: multiplies ``weight``.
-        given: the rows that it is learned and measured on: clicked ones, so that its probability is that given a
-            ``click``, or ``all``.
+        given: the rows that it is learned and measured on: clicked ones (``click``), so that it is the probability
+            conditional on a click, or ``all``.
     """
 
     weight: float = Field(default=1.0, gt=0)
@@ -261,11 +261,11 @@ def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
 
 
 class ObjectiveConfig(ShortModel):
-    """What is minimized besides the logistic loss.
+    """The terms of the objective besides the logistic loss.
 
     Attributes:
         extra: losses of other packages (entry points ``ctr.losses``), by their names, each with ``weight``, ``ramp``
-            and keys of its own.
+            and the keys that the package defines.
         labels: further labels by name, as ``labels`` of the log's mapping names them.
         anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
     """
@@ -285,17 +285,17 @@ class ObjectiveConfig(ShortModel):
 
     @property
     def extra_terms(self) -> dict[str, ExtraLoss]:
-        """The losses of other packages by the names of their terms."""
+        """Returns the losses of other packages by the names of their terms."""
         return {f"extra_{name}": loss for name, loss in self.extra.items() if isinstance(loss, ExtraLoss)}
 
     @property
     def label_terms(self) -> dict[str, LabelConfig]:
-        """The further labels by the names of their terms."""
+        """Returns the further labels by the names of their terms."""
         return {f"label_{name}": label for name, label in self.labels.items()}
 
     @property
     def terms(self) -> dict[str, Term]:
-        """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
+        """Returns the configurations of the active terms besides the logistic loss, by name, in the sum's order."""
         named: dict[str, Term | None] = {"ranking": self.ranking, "distillation": self.distillation}
         named |= self.extra_terms
         named |= {name: getattr(self, name) for name in TERMS if name not in named}

@@ -11,7 +11,7 @@ other rows.
 Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
 embeddings descend along the sum without L_rank (``without_ranking``).
 
-In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
+In an ensemble each L is the mean of the components' losses, while the constraints are about the prediction, whose
 probability is the components' mean. Anti-distillation adds what its components have in common. Losses are exact for
 logits of any size: sums of positive terms, no differences.
 """
@@ -31,7 +31,7 @@ _LEAST_CURVATURE = 1e-6
 
 
 class BatchObjective(NamedTuple):
-    """The objective of a batch, but for the logits.
+    """The objective of a batch, without the logits.
 
     Attributes:
         targets: the result of ``ctr.objective.targets.make_targets``.
@@ -55,7 +55,7 @@ def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
 
 
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2), [B]; without a teacher 0.
+    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2), [B]; 0 without a teacher.
 
     Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit``: NaN
     where there is none; a constant for the gradient.
@@ -64,8 +64,8 @@ def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     teacher = tf.stop_gradient(teacher_logit)
     # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
     student = tf.where(has_teacher, logit, tf.zeros_like(logit))
-    # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
-    # in place of the sum, large logits would leave nothing but rounding.
+    # With 1 - sigmoid(t) instead of sigmoid(-t), or max(s, 0) - s sigmoid(t)
+    # instead of the sum, large logits would leave nothing but rounding.
     clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
     other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
     return tf.where(has_teacher, clicked + other, tf.zeros_like(student))
@@ -76,8 +76,8 @@ def rank_loss(
 ) -> tf.Tensor:
     """Sums weight * -log sigmoid(s_i - s_j) over pairs: RankNet's loss (FF 4.1.1).
 
-    The gradient adds up in the order of the pairs, so that it is the same at every run. ``pair_weight`` is 0 for
-    padding, which counts nothing even where its logits are not finite.
+    The gradient is summed in the order of the pairs, so that all runs have the same bits. ``pair_weight`` is 0 for
+    padding, which has no effect even if its logits are not finite.
     """
     margin = tf.gather(logit, pairs_clicked) - tf.gather(logit, pairs_other)
     margin = tf.where(pair_weight > 0, margin, tf.zeros_like(margin))
@@ -105,7 +105,7 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, workers: Workers =
 
 
 def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Sums ``weight * loss``, both [B]. Rows of weight 0 do not count, not even with a loss that is not finite.
+    """Sums ``weight * loss``, both [B]. Rows of weight 0 do not count, even if their loss is not finite.
 
     (Its gradient may still be NaN: where the logit is not finite, zero times its derivative is not zero.)
     """
@@ -113,10 +113,10 @@ def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
+    """Returns the divisor of the sums over a batch: the sum of the train weights of the rows that have a loss.
 
-    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
-    there it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
+    If sampling dropped all rows of the training log, the batch still learns from its constraint logs:
+    then it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -127,7 +127,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Names the terms that the objective adds up, in the order of ``loss_and_terms``."""
+    """Returns the names of the terms of the objective, in the order of ``loss_and_terms``."""
     return "logistic", *config.terms
 
 
@@ -136,8 +136,8 @@ def loss_and_terms(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
 
-    Where workers divide the batch it is this one's share: the sums of all shares are the loss and its terms, and the
-    gradient by this worker's rows is that of the loss.
+    Where workers divide the batch it is this worker's share: the sums of all shares are the loss and its terms, and the
+    gradient with respect to this worker's rows is the gradient of the loss.
 
     Args:
         prediction: float32 [B], the logit.
@@ -215,7 +215,7 @@ def label_losses(batch: BatchObjective, logits: Mapping[str, tf.Tensor]) -> list
 
 
 class LogitCurvature(NamedTuple):
-    """The second derivatives of ``normalizer`` times the loss by the logits of a batch, each by its own.
+    """Second derivatives of ``normalizer`` times the loss with respect to each logit of a batch (the diagonal).
 
     Attributes:
         clicked: float32 [B], of the logistic loss.
@@ -273,7 +273,7 @@ def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor)
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """Computes p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    """Computes p (1 - p), the logistic loss's second derivative by the logit, at least ``_LEAST_CURVATURE``."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
@@ -296,7 +296,7 @@ def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
 def slices_of(
     families: Sequence[Family], targets: Mapping[str, tf.Tensor], logit: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Finds each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
+    """Returns each row's slice in each family, int32 [B], -1 for none; no gradient reaches the estimated CTR."""
     probability = tf.stop_gradient(tf.sigmoid(logit))
     indices = [(targets[f"slice/{family.name}"], family.boundaries) for family in families]
     return [slice_index(index, probability, boundaries) for index, boundaries in indices]

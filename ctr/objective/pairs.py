@@ -1,4 +1,4 @@
-"""Pairs of a clicked and another impression of one query, for the rank loss (FF 4.1.1). NumPy.
+"""Pairs of a clicked and another impression of one query, for the rank loss (FF 4.1.1), in NumPy.
 
 A query with C clicked and N other rows has n = C N pairs, numbered row by row of a C x N rectangle:
 
@@ -9,9 +9,9 @@ uniform in 0..n-1 from a hash of the query_id. With weights n / K the sample's s
 mean, and each clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the
 order of rows, a sampled query's rows are first put in the order of a hash of their example_id; and so that it meets
 none in the rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N
-pairs turned around by a hash of its own.
+pairs rotated by a hash of its example_id.
 
-All hashes are of ids, so that a query has the same pairs in every run and beside every other query.
+All hashes are of ids, so that a query has the same pairs in every run and in every batch.
 """
 
 from typing import NamedTuple
@@ -43,7 +43,7 @@ def click_pairs(
     max_pairs: int,
     query_exponent: float = 0.0,
 ) -> Pairs:
-    """Lists all pairs of a clicked and another row of one query, query by query; of a query with too many, a sample.
+    """Lists all pairs of a clicked and another row of one query, query by query; a sample, if a query has too many.
 
     Memory grows with the pairs listed, not with all pairs. Rows of weight 0 are in no pair. ``query_begins`` is int64
     [Q], ``max_pairs`` at most 2^20. The weights of a query's pairs are divided by their sum to the power

@@ -1,4 +1,4 @@
-"""Schedules by the examples trained on.
+"""Schedules of learning rates and weights, by the number of examples trained on.
 
 Learning rates warm up, then decay (PSO appendix G.1). Weights grow from 0 to 1 over the first part of training
 (FF 4.1.3, 4.3).
@@ -19,7 +19,7 @@ _DECAY = re.compile(rf"(cosine|polynomial|inverse_sqrt) (\d+)(?: power {_NUMBER}
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The factor of a learning rate, by the examples trained on.
+    """The factor of a learning rate, by the number of examples trained on.
 
     With w = ``warmup``, T = ``decay_examples``, f = ``final`` and t = min(1, (examples - w) / T) it is::
 
@@ -57,10 +57,10 @@ CONSTANT = RateSchedule()
 
 @functools.cache
 def parse_schedule(text: str) -> RateSchedule:
-    """Reads a schedule as ``warmup 10000 power 2, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
+    """Parses a schedule such as ``warmup 10000 power 2, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no schedule.
     """
     if text == "constant":
         return CONSTANT

@@ -1,6 +1,6 @@
 """Targets of a batch: labels, weights and other inputs of a step beside the ids, in arrays of a few sizes.
 
-NumPy, in the reading thread.
+Computed with NumPy, in the reading thread.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ def make_targets(
 ) -> Targets:
     """Makes the targets of N rows, whole queries, padded to ``capacity`` B with weight 0.
 
-    ``source`` is 0 for a row of the training log, i for one of the i-th constraint log. Returns ``query``, the number
-    of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
-    count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
+    ``source`` is 0 for a row of the training log, i for a row of the i-th constraint log. Returns ``query``, the number
+    of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (train weights, 0 for rows without a
+    loss), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
     ``pairs_other`` and ``pairs_weight``, [P]; for each further label its ``target_columns``, [B]; for each family
-    ``slice/NAME``, [B]; of ``layouts`` with numbers that the network reads these, [B, K], NaN where missing.
+    ``slice/NAME``, [B]; for ``layouts`` with numbers that the network reads, the numbers, [B, K], NaN where missing.
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -85,12 +85,12 @@ def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs
 
 
 def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Finds the rows at which queries begin, int64; a query id that occurs in two logs means two queries."""
+    """Returns the rows at which queries begin, int64; a query id that occurs in two logs means two queries."""
     return np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
 
 
 def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Returns train weights, float32 [N], 0 for rows whose own losses do not count."""
+    """Returns train weights, float32 [N], 0 for rows of constraint logs with ``own_loss: false``."""
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
@@ -143,12 +143,12 @@ def target_signature(
 
 
 def target_columns(name: str) -> tuple[str, str]:
-    """Names the weights of rows as a label's positives, and as its negatives, among targets."""
+    """Returns the names of the targets with the weights of rows as positives and as negatives of a label."""
     return f"positive:{name}", f"negative:{name}"
 
 
 def label_outcomes(label: LabelConfig, name: str, rows: Rows) -> np.ndarray:
-    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN where it is not known, or not asked for."""
+    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN if unknown or excluded by ``given``."""
     outcomes = rows.joined[label_column(name)]
     return outcomes if label.given == "all" else np.where(rows.label > 0, outcomes, np.float32(np.nan))
 

@@ -1,7 +1,7 @@
 """Searches for the architecture that is most accurate at a cost (``ctr search``, FF 3.2).
 
-Begin with ``run``: a search from its file to its result. ``space`` has what may differ, over the parts of an
-``architecture``; ``problem`` what a candidate costs, by counted operations. Candidates are masks of one network
+Begin with ``run``: a search from its file to its result. ``space`` has the decisions and their choices, about parts of
+an ``architecture``; ``problem`` the cost of a candidate, by counted operations. Candidates are masks of one network
 (``supernet``, ``shared_weights``, ``masks``), which a ``controller`` learns to prefer. ``record`` has the files that
-store the result, ``report`` shows them.
+store the result, ``report`` writes the report.
 """

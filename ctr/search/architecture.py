@@ -1,6 +1,6 @@
-"""The decisions of a search that are about the architecture, and the shape that they give it (FF 3.1, 3.2, 4.3, 6).
+"""The decisions of a search about the architecture, and the resulting shape (FF 3.1, 3.2, 4.3, 6).
 
-model.deep.layers             how many of the deep layers there are: the first ones
+model.deep.layers             the number of deep layers that are present: the first ones
 model.deep.units.I            the width of deep layer I, from 0;  0: there is no such layer
 model.deep.ranks.I            the rank of its bottleneck;  0: none
 model.crosses.layers          the number of crosses
@@ -8,7 +8,7 @@ model.crosses.rank            the rank of their matrices;  0: full matrices
 model.factorized.ui_units.I   the width of layer I of the UI tower;  0: there is no such layer
 model.factorized.width        the width of the vectors Q and U
 model.widths.A,B              the embedding width of the features A and B, of a tower for instance
-features.A,B                  true or false: whether the model has these features at all
+features.A,B                  true or false: whether the model has these features
 """
 
 import re
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture in which layers that are absent keep their places, as masks of a larger one need it.
+    """Architecture in which absent layers keep their indices, as masks of a larger one require.
 
     Attributes:
         deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
@@ -71,7 +71,7 @@ class Shape:
     factor_width: int = 0
 
     def within(self, largest: "Shape") -> "Shape":
-        """Leaves out the layers that even the largest network lacks."""
+        """Returns the shape without the layers that even the largest network lacks."""
 
         def present(values: tuple[int, ...], widths: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(value for value, width in zip(values, widths, strict=True) if width)
@@ -98,7 +98,7 @@ DECISIONS = (
 
 
 def part_of(name: str) -> Part:
-    """Returns the part that a decision of this name is about; raises KeyError where there is none."""
+    """Returns the part that a decision of this name is about. Raises KeyError where there is none."""
     for kind, (pattern, _) in _KINDS.items():
         if match := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
@@ -108,7 +108,7 @@ def part_of(name: str) -> Part:
 
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
-    """Shape of a configuration's model with other values for some of its parts."""
+    """Returns the shape of a configuration's model with other values for some of its parts."""
     model, factors = config.model, config.model.factorized
     units, ranks = list(model.deep.units), list(model.deep.ranks)
     ui_units = list(factors.ui_units) if factors is not None else []
@@ -145,16 +145,16 @@ def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
 
 
 def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) -> dict[str, Any]:
-    """Values by dotted keys of the training configuration that give its model a shape.
+    """Returns values by dotted keys of the training configuration that give its model a shape.
 
-    ``decided``: the parts that are decided on; keys of others are left alone.
+    ``decided``: the parts that decisions set; keys of other parts are not changed.
     """
     present = [layer for layer, width in enumerate(shape.deep_units) if width]
     ranks = [shape.deep_ranks[layer] for layer in present]
     without = [name for name in base.without if name in shape.without]
     values = {
         "model.deep.units": [shape.deep_units[layer] for layer in present],
-        # Without any bottleneck both spellings mean the same model: the base's is kept.
+        # Without any bottleneck both spellings mean the same model: the base's spelling stays.
         "model.deep.ranks": ranks if any(ranks) or base.deep.ranks else [],
         "model.crosses.layers": shape.crosses,
         "model.crosses.rank": shape.cross_rank,

@@ -1,4 +1,4 @@
-"""Configuration of a search: what may differ, at which cost, and how the best is found (FF 3.2).
+"""Configuration of a search: its space, the target cost, and the controller that learns the best (FF 3.2).
 
 The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
 random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS
@@ -24,19 +24,19 @@ class ControllerConfig(StrictModel):
     """The controller of the supernet: a softmax for each decision, which learns by REINFORCE (FF 3.2).
 
     Attributes:
-        mode: how it keeps to the target. ``penalty``: the reward is accuracy plus gamma |cost / target - 1|.
+        mode: how the target limits the cost. ``penalty``: the reward is accuracy plus gamma |cost / target - 1|.
             ``rejection``: candidates above the target are drawn again, and gradients corrected for it (TabNAS).
         gamma: the factor of the cost's distance from the target.
         baseline_decay: decay of the moving average of rewards.
-        learning_rate: the controller's, about the most that a logit moves in a step. Null: the one of TuNAS, 0.0048,
-            or 20 over the number of steps where these are so few that no logit would move far.
-        warmup_fraction: the share of the search in which it does not learn, and in which all parts of the supernet
-            are trained at first.
-        candidates_per_batch: how many candidates score each batch before it is trained on.
-        rejection_samples: from how many candidates the probability of keeping to the target is estimated where
+        learning_rate: the controller's, about the largest change of a logit in a step. Null: TuNAS's rate, 0.0048,
+            or 20 over the number of steps if these are too few to move a logit far.
+        warmup_fraction: the share of the search in which it does not learn; at its start all parts of the supernet
+            are trained.
+        candidates_per_batch: the number of candidates that score each batch before training on it.
+        rejection_samples: the number of candidates that estimate the probability of keeping to the target if
             there are more than that.
-        learners: how many candidates are drawn to be trained on each batch, with the mean of their gradients.
-        extremes: which candidates are trained on every batch beside them. ``largest``: the largest network.
+        learners: the number of candidates drawn to be trained on each batch, with the mean of their gradients.
+        extremes: candidates that are trained on every batch beside them. ``largest``: the largest network.
             ``sandwich``: the smallest one, too (Yu, Huang, ICCV 2019).
     """
 
@@ -64,10 +64,10 @@ class SearchConfig(StrictModel):
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
             The result is the baseline.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
-        target: the cost that the result may have, as a share of the baseline's.
+        target: the maximum cost of the result, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
         seed: seed of all draws, and of the runs of the search.
-        seeds: the result and the baseline are trained with each of these in the end.
+        seeds: the result and the baseline are finally trained with each of these.
         cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it
             (``serving``).
         controller: options of the supernet's controller.
@@ -87,7 +87,7 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """Reads the search of a YAML file, and its training configuration without changes; raises InputError."""
+    """Reads the search of a YAML file, and its training configuration without changes. Raises InputError if wrong."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
     return search, alike_in_arms(training_content(path, where, search.base, search.config))

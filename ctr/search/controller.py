@@ -6,14 +6,14 @@ logits of decision d
     grad log P(y) = onehot(y_d) - p_d
 
 Under a limit (TabNAS, arXiv 2204.07615, section 3.3) candidates are drawn from P given the set V of those that keep to
-it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V take the place of the probabilities:
+it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V replace the probabilities:
 
     grad log(P(y) / P(V)) = onehot(y_d) - q_d,    q_d = E[onehot(z_d) | z in V]
 
 q_d is the gradient of log P(V) plus p_d. It is exact where all candidates can be listed. Otherwise it comes from the
 paper's estimate P(V) ~ 1/N sum 1[z_i in V] p(z_i) / r(z_i), with z_i drawn from r = p.
 
-Rewards are paired: candidates predict the same batch, and a loss counts by its distance from their mean.
+Rewards are paired: candidates predict the same batch, and a loss is compared with their mean.
 Everything is float64 NumPy, and every draw is a hash of the seed and its purpose.
 """
 
@@ -60,14 +60,14 @@ def new_controller(sizes: Sequence[int]) -> Controller:
 
 
 def from_array(values: np.ndarray, sizes: Sequence[int]) -> Controller:
-    """Reads what ``Controller.to_array`` wrote."""
+    """Inverts ``Controller.to_array``."""
     ends = np.cumsum([*sizes, *sizes])
     parts = np.split(np.array(values, np.float64), ends)
     return Controller(parts[: len(sizes)], parts[len(sizes) : -1], float(parts[-1][0]), int(parts[-1][1]))
 
 
 def probabilities(logits: Logits) -> Logits:
-    """Softmax of each decision's logits."""
+    """Computes the softmax of each decision's logits."""
     return [np.exp(_log_softmax(values)) for values in logits]
 
 
@@ -83,15 +83,15 @@ def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
 
 
 def entropy(logits: Logits) -> float:
-    """Entropy of P, in nats."""
+    """Computes the entropy of P, in nats."""
     return float(-sum(np.sum(np.exp(logs) * logs) for logs in map(_log_softmax, logits)))
 
 
 def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     """Draws candidates from P, int64 [N, decisions].
 
-    Draws for different purposes, with the seed and the step in them, are independent. ``numbers``, int64
-    [N], are of the candidates: the same number gives the same candidate.
+    Draws for different purposes, which contain the seed and the step, are independent. ``numbers``, int64
+    [N], identify the candidates: the same number gives the same candidate.
     """
     drawn = []
     for decision, shares in enumerate(probabilities(logits)):
@@ -137,9 +137,9 @@ def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits
 
 
 def rewards_of(losses: np.ndarray, costs: np.ndarray, target: float, gamma: float) -> np.ndarray:
-    """R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
+    """Computes R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
 
-    R_accuracy is by how much a loss is below the mean of the finite ones, as a share of that mean; the
+    R_accuracy is the difference of the mean of the finite losses and a loss, as a share of that mean; the
     reward of a loss that is not finite is NaN. gamma is below 0; 0 where the cost is only a limit.
     """
     finite = np.isfinite(losses)
@@ -156,7 +156,7 @@ def learn(
     rate: float,
     baseline_decay: float,
 ) -> Controller:
-    """Makes a step of REINFORCE by Adam, upward; rewards that are not finite are left out.
+    """Makes a step of REINFORCE by Adam, upward; ignores rewards that are not finite.
 
     The baseline is the moving average of rewards before this step; in the first step, their mean.
     ``chosen`` is int [N, decisions], ``rewards`` float64 [N], ``expected`` as ``policy_gradient`` takes it.
@@ -204,7 +204,7 @@ class Policy:
             self._listed = every[self.keeps(every)]
 
     def costs(self, chosen: np.ndarray) -> np.ndarray:
-        """Costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
+        """Computes the costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
         return np.array([self._cost(tuple(int(at) for at in candidate)) for candidate in chosen])
 
     def keeps(self, chosen: np.ndarray) -> np.ndarray:
@@ -218,7 +218,7 @@ class Policy:
         return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
-        """Subtrahend of a policy gradient, see ``ctr.search.controller.policy_gradient``.
+        """Returns ``expected`` of ``ctr.search.controller.policy_gradient``.
 
         The probabilities; under rejection the marginals given the target, exact where the space is listed,
         else estimated. None: no candidate of the estimate keeps to the target.
@@ -234,7 +234,7 @@ class Policy:
         return marginals_of(allowed, np.ones(len(allowed)), self.sizes) if len(allowed) else None
 
     def most_likely(self, logits: Logits) -> Choice:
-        """Most likely candidate that may be drawn; raises InputError where none is found."""
+        """Returns the most likely candidate that keeps to the target. Raises InputError if the search finds none."""
         logs = [np.log(np.maximum(shares, np.finfo(np.float64).tiny)) for shares in probabilities(logits)]
         orders = [np.argsort(-values, kind="stable") for values in logs]
 

@@ -1,19 +1,19 @@
 """One network that holds all candidates of a search: masks make it equal to a smaller one (FF 3.2).
 
-A candidate's weights are those of the network times masks of ones and zeros, which are variables, so that no candidate
-is compiled anew. With M_i the mask of layer i's units and R_i that of its bottleneck,
+A candidate's weights are the network's times masks of ones and zeros, which are variables, so that no candidate
+is compiled again. With M_i the mask of layer i's units and R_i the mask of its bottleneck,
 
     deep layer      h_i = activation(h_s W_i + b_i)         W_i := M_s' W_i M_i,   b_i := b_i M_i
     bottleneck      h_i = activation(h_s U_i V_i + b_i)     U_i := M_s' U_i R_i,   V_i := V_i M_i
     cross           U_i := U_i R_i,  b_i := b_i max(R_i);   without any rank it is the identity
-    features        what a table gives for each feature, the linear weight included, times the feature's columns
+    features        the output of a table for each feature, the linear weight included, times the feature's columns
     factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the numbers of Q and U
 
 so that masked weights have a gradient of zero, whatever the activation, and neither they nor their accumulators
 move. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
 
-A layer i that is absent is passed over: the next present one reads h_s of the last present layer before it. Units of
-different layers mean different things, so that a layer has a matrix of its own for each layer that it may read, of
+An absent layer i is skipped: the next present one reads h_s of the last present layer before it. Units of
+different layers mean different things, so that a layer has a separate matrix for each layer that it may read, of
 which a mask selects one.
 """
 
@@ -48,7 +48,7 @@ def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 def masks_of(
     candidate: Shape, architecture: Architecture, layouts: Sequence[TableLayout]
 ) -> dict[str, np.ndarray]:
-    """Makes the masks, float32, that reduce the largest network to a candidate.
+    """Returns the masks, float32, that reduce the largest network to a candidate.
 
     Returns:
         ``features/TABLE``, [features, width + 1], of each table; and of weights by their names ``columns/NAME``, of the
@@ -129,7 +129,7 @@ def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[
 
 @own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
-    """Multiplies ``values`` by a mask that broadcasts to them; a gradient may have another dtype."""
+    """Multiplies ``values`` by a mask that broadcasts to them, and likewise the gradient of any dtype."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return upstream * tf.cast(mask, upstream.dtype), None
@@ -138,7 +138,7 @@ def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
 
 
 class MaskedPart(Part):
-    """Part of the largest network that is the current candidate; candidates follow each other.
+    """Part of the largest network that is the current candidate; ``set_to`` replaces the candidate.
 
     Args:
         masks: the masks of the first candidate.
@@ -160,7 +160,7 @@ class MaskedPart(Part):
 
     @property
     def masks(self) -> dict[str, tf.Tensor]:
-        """Masks of the current candidate, as ``masks_of`` makes them."""
+        """Returns the masks of the current candidate, as ``masks_of`` does."""
         parts = tf.split(self._values, [math.prod(shape) for shape in self._shapes.values()])
         both = zip(self._shapes.items(), parts, strict=True)
         return {name: tf.reshape(part, shape) for (name, shape), part in both}

@@ -34,7 +34,7 @@ def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost
 
 
 def counted(log: Path, purpose: str) -> Measure:
-    """Counts the operations of a configuration for an example of a log.
+    """Returns a function that counts the operations of a configuration per example of a log.
 
     ``purpose`` is ``training``: to learn from an example, or ``serving``: to score it alone.
     """
@@ -51,16 +51,16 @@ class Prefix:
 
     @property
     def end(self) -> str | None:
-        """``end_us`` in ISO 8601."""
+        """Returns ``end_us`` in ISO 8601."""
         if self.end_us is None:
             return None
         return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()
 
 
 def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix, int]:
-    """Finds the prefix with a ``share`` of a log's rows, up to a query time: no query is divided.
+    """Returns the prefix with a ``share`` of a log's rows, up to a query time, so that no query is divided.
 
-    Returns it and the count of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
+    Also returns the count of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
     no row in the time range, or the prefix would have none.
     """
     manifests = read_manifests(log)

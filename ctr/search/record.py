@@ -1,4 +1,4 @@
-"""Records of a search, from which its report is made without TensorFlow: search.json, and its controller's."""
+"""Records of a search, from which its report is written without TensorFlow: search.json, and the controller's file."""
 
 from pathlib import Path
 from typing import Any

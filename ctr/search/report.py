@@ -28,8 +28,8 @@ _DECISIONS_DRAWN = 8
 def write_search(folder: Path) -> str:
     """Writes report.html, table.csv and table.txt of a search; the same search gives the same bytes. Returns table.txt.
 
-    ``folder`` holds search.json, the controller's course, and replay/ where the result was compared with the baseline.
-    Raises InputError: a file is not there or damaged, or cannot be written.
+    ``folder`` holds search.json, the controller's course, and replay/ if the result was compared with the baseline.
+    Raises InputError: a file is missing or damaged, or cannot be written.
     """
     path = folder / RECORD_FILE
     if not path.exists():

@@ -46,7 +46,7 @@ def run_search(
         settings: changes of the file, ``key=value``.
         is_judged: whether the result is trained alone and compared with the baseline.
 
-    Returns what came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+    Returns the result, which is in OUT/search.json too, and the failures of the comparison, by name.
     Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate keeps to the target.
     """
     search, content = read_search(file, settings)

@@ -59,13 +59,13 @@ class Plan:
 
     @property
     def always(self) -> tuple[Choice, ...]:
-        """Candidates that learn from every batch, in addition to the drawn ones."""
+        """Returns the candidates that learn from every batch, in addition to the drawn ones."""
         count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
         return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
 
     @property
     def drawn(self) -> int:
-        """Number of candidates drawn to learn from a batch; 1 if there is only one candidate."""
+        """Returns the number of candidates drawn to learn from a batch; 1 if there is only one candidate."""
         return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """Memory of a search beside the weights, kept in checkpoints as one float64 array."""
+    """State of a search beside the weights, stored in checkpoints as one float64 array."""
 
     controller: Controller
     batches: int = 0
@@ -116,7 +116,7 @@ class Progress:
 
 
 def progress_of(values: np.ndarray, sizes: Sequence[int]) -> Progress:
-    """Reads what ``Progress.to_array`` wrote; ``sizes`` are the numbers of choices of the decisions."""
+    """Inverts ``Progress.to_array``; ``sizes`` are the numbers of choices of the decisions."""
     end = 2 * sum(sizes) + 2
     return Progress(from_array(values[:end], sizes), *map(int, values[end:-2]), *map(float, values[-2:]))
 
@@ -161,16 +161,16 @@ class SharedStep(CompiledStep):
             part.set_to(self._masks[choice])
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch by the largest network, and changes nothing."""
+        """Scores a batch by the largest network, without an update."""
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with the mean of candidates' gradients; returns the first one's scores. No controller step."""
+        """Makes a step with the mean of candidates' gradients, no controller step; returns the first one's scores."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 
     def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch by a candidate, and changes nothing."""
+        """Scores a batch by a candidate, without an update."""
         self._set_parts(choice)
         return super().score(feed, ramps)
 
@@ -232,7 +232,7 @@ class SharedStep(CompiledStep):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Computes the mean logistic loss of a batch's own rows, the first of ``logit`` [N], by metric weight, or NaN."""
+    """Computes a batch's mean logistic loss by metric weight, or NaN; ``logit`` [N] begins with the batch's rows."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
@@ -256,13 +256,13 @@ def _line(plan: Plan, state: Progress) -> dict[str, Any]:
 
 
 class Records:
-    """File of JSON lines, each with ``examples``, the number of examples processed when it was written."""
+    """File of JSON lines, each with ``examples``, the number of examples processed at the time of writing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def cut(self, examples: int) -> None:
-        """Deletes records of more than ``examples``, and an unfinished last line."""
+        """Deletes the records after ``examples`` examples, and an unfinished last line."""
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         lines = [line for line in lines if line.endswith("\n") and json.loads(line)["examples"] <= examples]
         write_atomic_bytes(self._path, "".join(lines).encode())

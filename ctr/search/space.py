@@ -1,4 +1,4 @@
-"""Space of a search: decisions, each with its choices, and the configuration that each candidate has."""
+"""Space of a search: decisions, each with its choices, and the configuration of each candidate."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ class Decision:
 
     @cached_property
     def part(self) -> Part:
-        """Part of the architecture that is decided on; raises KeyError for an unknown name."""
+        """Returns the part of the architecture that is decided on. Raises KeyError for an unknown name."""
         return part_of(self.name)
 
 
@@ -59,43 +59,43 @@ class Space:
         return index
 
     def values(self, choice: Choice) -> dict[str, Any]:
-        """Values of a candidate by the names of the decisions."""
+        """Returns the values of a candidate by the names of the decisions."""
         pairs = zip(self.decisions, choice, strict=True)
         return {decision.name: decision.choices[number] for decision, number in pairs}
 
     @property
     def largest(self) -> Choice:
-        """Candidate that contains all others: the supernet."""
+        """Returns the candidate that contains all others: the supernet."""
         return tuple(decision.choices.index(max(decision.choices)) for decision in self.decisions)
 
     @property
     def smallest(self) -> Choice:
-        """Candidate of the smallest parts."""
+        """Returns the candidate of the smallest parts."""
         return tuple(decision.choices.index(min(decision.choices)) for decision in self.decisions)
 
     def shape(self, base: TrainConfig, choice: Choice) -> Shape:
-        """Architecture of a candidate, absent layers included. Rank decisions of absent layers remain."""
+        """Returns the architecture of a candidate, absent layers included. Rank decisions of absent layers remain."""
         return shape_of(base, _parts(self.values(choice)))
 
     def apply(self, base: TrainConfig | Content, choice: Choice) -> TrainConfig:
-        """Configuration of a candidate; raises InputError, which names it, where that is not possible."""
+        """Returns the configuration of a candidate. Raises InputError, which names it, if it is invalid."""
         return self.apply_values(base, self.values(choice))
 
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
-        """Applies values of some decisions to the base; raises InputError as ``apply`` does."""
+        """Applies values of some decisions to the base. Raises InputError as ``apply`` does."""
         content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
         return parse_model(
             TrainConfig, changed(content, self.changes(base, values)), f"candidate {described(values)}"
         )
 
     def changes(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> Changes:
-        """Changes of a base by values for some of the decisions: values by dotted keys of its configuration."""
+        """Returns changes of a base by values for some of the decisions: values by dotted keys of its configuration."""
         config = _parsed(base)
         parts = _parts(values)
         return shape_changes(shape_of(config, parts), parts, config.model)
 
     def baseline(self, base: TrainConfig | Content) -> Choice | None:
-        """Candidate that changes nothing of the base; None where the space does not have it."""
+        """Returns the candidate that equals the base; None if the space lacks it."""
         config = _parsed(base)
 
         def is_same(name: str, value: Any) -> bool:
@@ -112,7 +112,7 @@ class Space:
 
 
 def described(values: Mapping[str, Any]) -> str:
-    """Text of values by the names of decisions, ``model.deep.units.0 64, model.crosses.layers 2``."""
+    """Formats values by the names of decisions, ``model.deep.units.0 64, model.crosses.layers 2``."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
@@ -127,7 +127,7 @@ def _parts(values: Mapping[str, Any]) -> dict[Part, Any]:
 def with_widths(
     content: Content, search: SearchConfig, schema: Schema, manifests: Sequence[Manifest], where: str
 ) -> dict[str, Any]:
-    """Writes out the embedding widths of the features that a search decides on."""
+    """Returns the configuration with explicit embedding widths of the features whose widths are decided on."""
     config = resolve(parse_model(TrainConfig, dict(content), where), schema, manifests)
     widths = {f.name: f.width for f in schema.features if f.width is not None} | config.model.widths
     parts = [part_of(name) for name in search.space if name.startswith("model.widths.")]
@@ -137,7 +137,7 @@ def with_widths(
 
 
 def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
-    """Resolves ``auto`` experts without pairs; also returns a note if pairs would be among them, else "".
+    """Resolves ``auto`` experts without pairs; also returns a note if pairs would be one of them, else "".
 
     Raises InputError: the configuration names pairs.
     """
@@ -153,15 +153,15 @@ def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
 
 
 def space_of(search: SearchConfig) -> Space:
-    """Space of a search's file, unchecked."""
+    """Returns the space of a search's file, without validation."""
     return Space(tuple(Decision(name, choices) for name, choices in search.space.items()))
 
 
 def make_space(search: SearchConfig, content: Content, schema: Schema, where: str) -> Space:
-    """Makes the space of a search, everything checked that can be before the first run.
+    """Makes the space of a search, and validates all that can be before the first run.
 
     ``content`` is the training configuration, see ``with_widths``. Raises InputError: a decision does not
-    exist, or has a choice that is not possible, or that a supernet cannot hold beside the others.
+    exist, or has an invalid choice, or one that a supernet cannot combine with the others.
     """
     space = space_of(search)
     for decision in space.decisions:

@@ -1,4 +1,4 @@
-"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's own pass.
+"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's pass.
 
 In a single pass over a log each batch is new, so that it evaluates candidates without held-out data
 (``ctr.search.shared_weights``). The run's checkpoints have the controller's state, so that a killed search resumes,
@@ -35,10 +35,10 @@ from ctr.training.session import Process, open_session
 
 @dataclass(frozen=True)
 class SupernetResult:
-    """Result of a search by weight sharing: the most likely candidate that may be drawn, and its cost.
+    """Result of a search by weight sharing: the most likely candidate that keeps to the target, and its cost.
 
     ``passes`` is the cost in passes of the baseline over the same rows, by counted operations: the steps of
-    the largest network, and the predictions of candidates, which cost as much as its own.
+    the largest network, and the predictions of candidates, which cost as much as the largest network's.
     """
 
     choice: Choice
@@ -55,10 +55,10 @@ def search_supernet(
     out: Path,
     progress: Callable[[str], None],
 ) -> SupernetResult:
-    """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
+    """Trains a supernet, or resumes it, and returns the candidate that the controller prefers.
 
-    The time range of ``base`` is what the search reads. Raises InputError: the base learns by other rules than
-    AdaGrad and Shampoo, no candidate keeps to the target, or what ``ctr.training.session.open_session`` raises.
+    The search reads the time range of ``base``. Raises InputError: the base learns by other rules than
+    AdaGrad and Shampoo, no candidate keeps to the target, or as ``ctr.training.session.open_session`` does.
     """
     schema = read_schema(log)
     base, note = without_pairs(base, schema)
@@ -88,7 +88,7 @@ def search_supernet(
 def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
     """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``.
 
-    Shampoo begins only where the largest network learns from every batch: a root mixes all units of a layer, so that
+    Shampoo is used only if the largest network learns from every batch: a root mixes all units of a layer, so that
     the gradient of a candidate alone would move units that its masks leave out.
     """
     model, optimizer = base.model, base.optimizer

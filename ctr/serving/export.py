@@ -61,7 +61,7 @@ def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) 
 
 
 def export_from_run(snapshot: Snapshot) -> None:
-    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says."""
+    """Publishes a model in its run directory and deletes the oldest there, as ``config.export`` says."""
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")

@@ -1,6 +1,6 @@
-"""Conversion of Python's values to the inputs of an exported model's functions.
+"""Conversion of Python values to the inputs of an exported model's functions.
 
-A category or text is a string, bytes, a number or a truth value, which become text as ``ctr.data.spelling`` says;
+A category or text is a string, bytes, a number or a boolean, which become text as ``ctr.data.spelling`` says;
 None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
 feature's separator. A number is a number; None and NaN are missing. A time is a number of microseconds since
 1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, which is in UTC where it has no zone; None is missing.
@@ -28,7 +28,7 @@ def is_column(values: Any) -> bool:
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """Counts the rows of some columns, 1 where there is none. Raises InputError: they differ, or are no columns."""
+    """Counts the rows of some columns, 1 without any. Raises InputError if lengths differ, or one is no column."""
     lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -68,7 +68,7 @@ def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts
             "".join(values).encode()
             return list(values)
         except UnicodeEncodeError:
-            # Which of them it is, is found below.
+            # The loop below names the row of the invalid value.
             pass
     texts: Texts = []
     for row, value in enumerate(values):

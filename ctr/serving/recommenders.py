@@ -58,13 +58,13 @@ def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
 class RecommendersModel(tfrs.Model):
     """The network of a run, with its tables and weights, and the logistic loss.
 
-    Of a run with other experts it is the network alone, whose logits are not the run's predictions. It is called with
-    ids as a log holds them (``ids_of_rows``; of raw columns ``ctr.data.ids.graph.transform_tensors`` makes them) and
-    returns logits, float32 [N]: of a run with this expert alone those of the run's export up to rounding. The weight
+    If the run has other experts, this is the network alone, whose logits are not the run's predictions. It is called on
+    ids as in a log (``ids_of_rows``; from raw columns, ``ctr.data.ids.graph.transform_tensors``) and
+    returns logits, float32 [N]: for a run with this expert alone equal to the run's export up to rounding. The weight
     alpha2 of the crosses is a factor of their last matrices and biases, ``x_0 * (x U (alpha2 V) + alpha2 b) + x``.
     Everything is float32; a run that computes in bfloat16 rounds its products, and its logits differ by that.
 
-    Ids without a row of their own use the rows that they share; no id gets a row of its own here.
+    Ids without an individual row use shared rows; no id gets an individual row here.
 
     Args:
         snapshot: the weights of a run.
@@ -124,7 +124,7 @@ class RecommendersModel(tfrs.Model):
 
     @classmethod
     def from_run(cls, run: Path | str, checkpoint: int | None = None) -> Self:
-        """Makes the model of a run's checkpoint, by default its newest. Raises InputError also where there is none."""
+        """Makes the model of a run's checkpoint, by default its newest. Raises InputError also if there is none."""
         return cls(read_snapshot(Path(run), checkpoint))
 
     def _carry_over(self) -> None:
@@ -168,11 +168,11 @@ class RecommendersModel(tfrs.Model):
 
     @property
     def embedding_trainable_variables(self) -> Sequence[tf.Variable]:
-        """The tables, as in ``tfrs.experimental.models.Ranking``."""
+        """Returns the tables, as ``tfrs.experimental.models.Ranking`` does."""
         return list(self.tables)
 
     @property
     def dense_trainable_variables(self) -> Sequence[tf.Variable]:
-        """All trainable variables but the tables."""
+        """Returns all trainable variables except the tables."""
         layers = [weight for layer in self.layers for weight in layer.trainable_variables]
         return [*layers, self.bias]

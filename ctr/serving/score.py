@@ -41,7 +41,7 @@ _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Counts of a call."""
+    """Counts of rows of a scored log."""
 
     rows: int
     scored: int
@@ -54,7 +54,7 @@ class ScoreResult:
 
 
 def check_scores_file(out: Path, log: Path) -> None:
-    """Raises InputError when ``out`` could not be written, or would replace a file of the log that is scored."""
+    """Raises InputError when ``out`` cannot be written, or would replace a file of the log that is scored."""
     if out.is_file() and log.resolve() in out.resolve().parents:
         raise InputError(f"--out {out}: this is a file of {log}, which is scored: choose another name")
     _check_out(out)
@@ -91,9 +91,9 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError.
+    """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads.
 
-    The scores of a log without labels have neither labels nor weights.
+    A log without labels yields neither labels nor weights. Raises InputError: other features, no row, or damage.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)
@@ -207,7 +207,7 @@ def _write(
 
 
 def score_text(out: Path, result: ScoreResult) -> str:
-    """Describes the result as ``ctr score`` prints it."""
+    """Formats the result as ``ctr score`` prints it."""
     text = f"{out}: {result.scored} predictions, {result.seconds:.1f} s"
     if result.learned and result.learned_until is not None:
         text += (

@@ -16,11 +16,11 @@ from ctr.serving.raw_values import FunctionInputs
 
 
 class Scorer:
-    """Calls the functions of an exported model on Python's values. A model is a program: loading it can do anything.
+    """Calls the functions of an exported model on Python values. A model is a program: loading it can do anything.
 
     Args:
-        path: the model's folder, or a folder of versions, of which the newest is taken.
-        cached_rows: how many rows of U a factorized model keeps; 0: none.
+        path: the model's folder, or a folder of versions, whose newest is used.
+        cached_rows: the number of rows of U that a factorized model caches; 0: none.
 
     Attributes:
         metadata: the content of ctr.json.
@@ -29,7 +29,7 @@ class Scorer:
         factorized: whether the model has ``quality``, ``ui`` and ``combine``.
 
     Raises:
-        InputError: no model, or a damaged one.
+        InputError: there is no model, or it is damaged.
 
     Example, of a model whose features read the columns user, price and position:
         >>> scorer = Scorer(folder)
@@ -70,8 +70,8 @@ class Scorer:
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
-        ``features`` has for each input (``requests`` of ``metadata``) N values, or one for all rows; other columns are
-        ignored. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
+        ``features`` has for each input (``requests`` of ``metadata``) N values, or one for all rows; ignores other
+        columns. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
         """
         return self.score(features)["p"]
 
@@ -80,7 +80,7 @@ class Scorer:
         return self._call("predict", self._inputs["predict"].read(features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes what ``score`` does of ids as ``ctr.serving.signatures.packed_columns`` has them."""
+        """Computes the outputs of ``score`` from ids in the form of ``ctr.serving.signatures.packed_columns``."""
         return self._call("predict_ids", packed)
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
@@ -108,7 +108,7 @@ class Scorer:
         return self._cache.get(keys, compute)
 
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Computes click probabilities, float32 [N], of Q and U row by row.
+        """Computes click probabilities, float32 [N], from Q and U row by row.
 
         Both are float32 [N, n, K]; one of them may be [1, n, K], which then goes with every row of the other.
         """
@@ -157,7 +157,7 @@ def _function(
 
 
 def _hashable(column: Any) -> list[Any]:
-    """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
+    """Returns a column's values as parts of a key; numbers by their bits, because NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.int64:
@@ -166,7 +166,7 @@ def _hashable(column: Any) -> list[Any]:
 
 
 class RowCache:
-    """Rows of float32 by key, ``capacity`` of them; drops the least recently used. Threads may share it."""
+    """Cache of up to ``capacity`` float32 rows by key; drops the least recently used. Safe for threads."""
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
         if capacity < 1:
@@ -181,7 +181,7 @@ class RowCache:
         return len(self._indices)
 
     def get(self, keys: Sequence[Hashable], compute: Callable[[list[int]], np.ndarray]) -> np.ndarray:
-        """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
+        """Returns the rows of N keys; ``compute`` computes the missing ones from their positions, each key once."""
         with self._lock:
             indices = np.fromiter(map(self._indices.get, keys, repeat(-1)), np.int64, len(keys))
             missing = np.flatnonzero(indices < 0).tolist()

@@ -1,16 +1,16 @@
 """Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
-    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other
-    columns, or of the time of the row, ``time_us``.
+    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. The graph computes derived columns from
+    other columns or from the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
     of a factorized network that is the only expert: ``Q`` and ``U``, [N, components, K], and of these ``p`` and
-    ``logit``. A tower takes the columns that its own features need. One row of Q goes with any number of rows of U, and
+    ``logit``. A tower takes the columns that its features need. One row of Q goes with any number of rows of U, and
     the other way round.
 ``predict_ids(ids)``
-    ids as a log holds them -> the same; so that logs are scored, which have no raw columns.
+    ids as a log holds them -> the same; it scores logs, which have no raw columns.
 
-Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
+Where ids grow, an id is searched among the sorted keys of the ids with individual rows; others use shared rows,
 as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
 """
 
@@ -71,7 +71,7 @@ NOT_IN_THE_MODEL = (
 
 @dataclass(frozen=True)
 class Signature:
-    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` has the column of each."""
+    """A function of one argument, a mapping from inputs' names to tensors; ``sources`` maps these names to columns."""
 
     function: Any
     sources: Mapping[str, str]
@@ -82,10 +82,10 @@ class Signature:
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
-    """Finds names under which columns can be inputs of a function: name -> column, in their order.
+    """Assigns columns to names that inputs of a function may have: name -> column, in the order of ``sources``.
 
-    They are the columns' own names where TensorFlow allows these: ASCII letters, digits and _, a letter first. No
-    other column takes such a name away. Where nothing is left it is ``column_`` and its number, from 1 on.
+    A name is the column's if TensorFlow allows it: ASCII letters, digits and _, a letter first. Other columns get a
+    different name; if no allowed character is left, it is ``column_`` and the column's number, from 1 on.
     """
     columns = list(sources)
     wanted = {source: _plain_name(source, number) for number, source in enumerate(columns, 1)}
@@ -180,7 +180,7 @@ def _values(feature: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
-    """Selects the log's features that the model has, with the parts of its crosses."""
+    """Returns the schema of the log's features that the model has, with the parts of its crosses."""
     return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
@@ -212,9 +212,9 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Names the columns that hold the ids of N rows, of the schema's ``id_type``: ``ids``, [N, F], of single values.
+    """Returns the names of the columns with the ids of N rows, of ``id_type``: ``ids``, [N, F], of single values.
 
-    Of each multivalent feature there are ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
+    Each multivalent feature has ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 
@@ -292,7 +292,7 @@ def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
 def _growing_rows(
     layout: TableLayout, keys: tf.Variable | None, features: Sequence[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the rows of growing ids, int64 [N, G] -> int32: the id's own row, else a shared row of its feature."""
+    """Returns the rows of growing ids, int64 [N, G] -> int32: the individual row, else a shared row of the feature."""
     assert keys is not None
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])
@@ -309,7 +309,7 @@ def _growing_rows(
 
 
 def _splitmix64(values: tf.Tensor) -> tf.Tensor:
-    """``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
+    """Computes ``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
 
     def folded(values: tf.Tensor, shift: int) -> tf.Tensor:
         return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))
@@ -321,7 +321,7 @@ def _splitmix64(values: tf.Tensor) -> tf.Tensor:
 
 
 def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
-    """Describes inputs, derived columns and columns not in the model; columns are named as in the whole log."""
+    """Describes inputs, derived columns and columns not in the model; columns have the names of the whole log."""
     kinds, separators = log_schema.inputs, schema.list_separators
     inputs: dict[str, dict[str, Any]] = {}
     for name, column in input_names(kinds).items():

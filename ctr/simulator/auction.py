@@ -1,7 +1,7 @@
 """A day of the simulated system: the auction of the ads that a query shows, and the clicks on them.
 
-A policy predicts clicks, for the auction; the true probabilities are known. Interests of users move: the themes that a
-user is interested in at a time, and what they add to the logit, are here too.
+The auction uses a policy's predictions; clicks follow the true probabilities. Interests of users move: the themes that
+a user is interested in at a time, and their effect on the logit, are here too.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Placed:
 
 
 def visibility(world: World, queries: Queries, placed: Placed) -> np.ndarray:
-    """Computes the share of users that examine each place, [N], by position, device, rendering and format."""
+    """Computes the share of users that examine each ad, [N], by position, device, rendering and format."""
     device = queries.device[placed.query]
     exponent = np.array([_EXPONENT[name] for name in DEVICES])[device]
     rendering = np.array([_RENDERING[name] for name in RENDERINGS])[queries.rendering[placed.query]]
@@ -127,21 +127,21 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 
 @dataclass(frozen=True)
 class Impressions(Placed):
-    """N ads that are shown, in the order of queries and positions."""
+    """N displayed ads, in the order of queries and positions."""
 
     mind: np.ndarray  # uniform; an examined ad is clicked where its quality is above it
-    predicted: np.ndarray  # by the policy, at the place where the ad is shown
+    predicted: np.ndarray  # by the policy, at the ad's position
     price: np.ndarray  # of a click; 0 in randomized queries
 
 
 def run_auction(
     config: WorldConfig, policy: Policy, queries: Queries, ads: Ads, candidates: Candidates
 ) -> Impressions:
-    """Ranks by bid times the prediction for the first place, prices by the second price.
+    """Ranks by bid times the prediction for the first position, prices by the second price.
 
-    From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
-    reserve; the first that is not ends the page. A click costs the lowest bid that would have kept the rank and reached
-    the reserve at the place. Randomized queries show a random number of ads in random order.
+    From the first position downwards an ad is shown if its bid times the prediction for that position is at least the
+    reserve; the first that is not ends the page. A click costs the lowest bid that preserves the rank and reaches the
+    reserve at that position. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]
@@ -165,7 +165,7 @@ def run_auction(
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
-    # Without a reserve, worthless ads are shown too, at price 0.
+    # Without a reserve, worthless ads appear too, at price 0.
     price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
     placed = _placed(ads, ranked, (query, slot), position)
     return Impressions(
@@ -201,7 +201,7 @@ def crude_policy(config: WorldConfig, world: World) -> Policy:
 
 @dataclass(frozen=True)
 class Day:
-    """The world on a day; ``number``: of the log, from 0."""
+    """The world on a day; ``number`` counts the days of the log from 0."""
 
     number: int
     queries: Queries
@@ -224,7 +224,7 @@ def days(config: WorldConfig, world: World) -> Iterator[Day]:
 
 
 def calibrate(config: WorldConfig, world: World) -> World:
-    """Sets the intercept, as far as visibility allows, so that the crude policy's click rate is ``base_ctr``."""
+    """Sets the intercept so that the crude policy's click rate is ``base_ctr``, as far as visibility allows."""
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
@@ -248,7 +248,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and the impressions and clicks that they led to."""
+    """Queries, and their impressions and clicks."""
 
     queries: Queries
     impressions: Impressions
@@ -259,7 +259,7 @@ class Served:
 
 
 def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterator[Served]:
-    """Serves a day's queries, some at a time, in their order."""
+    """Serves a day's queries in their order, in blocks."""
     for begin in range(0, len(day.queries), _CHUNK):
         queries = day.queries.slice(begin, begin + _CHUNK)
         candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
@@ -267,7 +267,7 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
         logit = true_logit(config, world, day.now, queries, day.ads, impressions)
         quality = logistic(logit).astype(np.float32)
         seen = visibility(world, queries, impressions).astype(np.float32)
-        # Whoever examines a place examines all that are more visible.
+        # A user who examines a position examines all that are more visible.
         examined = queries.reads[impressions.query] < seen
         yield Served(queries, impressions, quality, seen, examined, examined & (impressions.mind < quality))
 
@@ -277,10 +277,10 @@ def interest_logit(
 ) -> np.ndarray | float:
     """Computes the part of a click's logit, [N], that is due to the current interests: ``strength`` or 0.
 
-    Nothing of interests is drawn from the streams of ``world.py``: a world with them has the queries and ads of one
+    Interests use no random numbers of the streams of ``world.py``: a world with them has the queries and ads of one
     without.
 
-    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. A world without interests has 0.
+    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. Without interests the result is 0.
     """
     interests = config.interests
     if interests is None:
@@ -298,10 +298,10 @@ def themes_of_ads(interests: InterestsConfig, seed: int, number: np.ndarray) -> 
 def current_themes(
     interests: InterestsConfig, seed: int, user: np.ndarray, time_us: np.ndarray
 ) -> np.ndarray:
-    """Finds the themes that users are interested in at times, int64 [N, at_once]; ``user``, ``time_us``: int64 [N].
+    """Returns the themes of users' interests at times, int64 [N, at_once]; ``user``, ``time_us``: int64 [N].
 
     Each of a user's interests is a Markov process in time since 1970, which draws its theme anew at the points of a
-    Poisson process. They are hashes of seed, user and time, so they do not depend on which times are asked for.
+    Poisson process. They are hashes of seed, user and time, so they do not depend on the requested times.
     """
     lasting, count = duration_us(interests.lasting), interests.at_once
     process = splitmix64((user[:, None] * count + np.arange(count)).ravel().astype(np.uint64))

@@ -19,7 +19,7 @@ EVENTS_FILE = "events.yaml"  # in a directory of raw events: the settings of the
 
 
 class InterestsConfig(StrictModel):
-    """Interests of users that move. Every ad has a theme, which no feature but its id shows.
+    """Moving interests of users. Every ad has a theme, which no feature but its id shows.
 
     Attributes:
         themes: the number of themes of ads.
@@ -43,12 +43,12 @@ class WorldConfig(StrictModel):
         queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
             and is held in memory.
         candidates: ads that are retrieved for a query and compete for its slots.
-        slots: positions on a page. Only ads that are worth it are shown, so some pages show none.
+        slots: positions on a page. Only ads that reach the reserve are shown, so some pages show none.
         reserve: minimum expected value (bid times predicted click probability) of an ad that is shown.
         randomized_share: the share of the queries whose ads, order and number are drawn at random.
         randomized_in_log: whether the log contains the randomized queries; if not, only the separate log of
             ``--randomized`` has them.
-        base_ctr: the mean click probability of what the crude policy shows on the first day.
+        base_ctr: the mean click probability of the ads that the crude policy shows on the first day.
         intent: standard deviation of the hidden part of a query's logit: how interested the user is.
         drift: standard deviation of the daily step of the coefficients that drift; 0: all are constant.
         users: the number of users.
@@ -58,7 +58,7 @@ class WorldConfig(StrictModel):
         words: the number of words that queries and ads use.
         topics: the number of hidden topics of queries, words and ads.
         buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some share
-            one; if not, each has its own, as in logs of other sources without ``buckets``.
+            one; if not, each value has a distinct id, as in logs of other sources without ``buckets``.
         interests: interests of users that move. Null: none.
     """
 
@@ -85,7 +85,7 @@ class WorldConfig(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.words < self.topics:
-            raise ValueError(f"each of the {self.topics} topics requires a word of its own")
+            raise ValueError(f"each of the {self.topics} topics requires a separate word")
         if self.slots > self.candidates:
             raise ValueError(
                 f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"
@@ -98,7 +98,7 @@ class WorldConfig(StrictModel):
 
     @property
     def start_us(self) -> int:
-        """Start of the first day in microseconds since 1970, UTC."""
+        """Returns the start of the first day in microseconds since 1970, UTC."""
         start = datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC)
         return int(start.timestamp()) * 1_000_000
 
@@ -162,7 +162,7 @@ class SimulatorConfig(WorldConfig):
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Raises InputError where a directory for a log or for events holds other content than a simulation writes."""
+    """Raises InputError where a directory for a log or for events has other content than a simulation writes."""
     for log in logs:
         check_log_folder(log)
     if events is not None:

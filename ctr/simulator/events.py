@@ -3,13 +3,13 @@
 ::
 
     EVENTS/events.yaml                           the settings of the simulation
-    EVENTS/impressions/2026-01-05T07.parquet     what arrived within this hour (UTC), in the order of arrival
+    EVENTS/impressions/2026-01-05T07.parquet     arrivals within this hour (UTC), in the order of arrival
     EVENTS/clicks/2026-01-05T07.parquet          the same for clicks; an hour in which nothing arrived has no file
 
 Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
 ``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (same type), and the source columns of
-``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is
-delivered twice has different arrivals alone.
+``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. Events
+delivered twice differ in ``arrival_time`` alone.
 """
 
 import io
@@ -145,7 +145,7 @@ def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.T
 
 
 def _delay_us(chance: np.ndarray, mean: float, late_share: float, late_mean: float) -> np.ndarray:
-    """Exponential delays of two kinds, int64 [N] in microseconds; means in seconds. ``chance``: uniform, [N, 2]."""
+    """Draws exponential delays of two kinds, int64 [N] in microseconds; means in seconds, ``chance`` uniform [N, 2]."""
     means = np.where(chance[:, 0] < late_share, late_mean, mean)
     return (-np.log1p(-chance[:, 1]) * means * 1e6).astype(np.int64)
 

@@ -54,7 +54,7 @@ SCHEMA = Schema(
 
 
 def world_schema(config: WorldConfig) -> Schema:
-    """Returns the features of a world's log: ``SCHEMA``, without its buckets where ids are not hashed."""
+    """Returns the features of a world's log: ``SCHEMA``, without its buckets if ids are not hashed."""
     if config.buckets:
         return SCHEMA
     growing = {"buckets": None}
@@ -67,7 +67,7 @@ def _named(numbers: np.ndarray, names: tuple[str, ...]) -> pa.DictionaryArray:
 
 
 def _joined_words(words: np.ndarray) -> pa.Array:
-    """[M, K] word numbers, ``NO_WORD`` for none -> M texts."""
+    """Converts word numbers, [M, K], ``NO_WORD`` for none, to M texts."""
     return pa.array([" ".join(f"w{word}" for word in row if word != NO_WORD) for row in words.tolist()])
 
 
@@ -108,7 +108,7 @@ def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _
 
 
 class FeatureIds:
-    """Makes the ids of placed ads from users, queries, ads and pages, each of which is hashed once."""
+    """Computes the ids of placed ads from users, queries, ads and pages, each of which is hashed once."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
         self.schema = schema
@@ -148,7 +148,7 @@ class FeatureIds:
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
-        """Makes rows of a shard, equal to the transformation of ``raw``; ``keys`` are its columns but for features."""
+        """Makes rows of a shard, equal to the transformation of ``raw``; ``keys`` are its columns besides features."""
         single = self.schema.single_valued
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)
@@ -161,7 +161,7 @@ class FeatureIds:
         return pa.table({field.name: columns[field.name] for field in target}).cast(target)
 
     def raw(self, queries: Queries, placed: Placed) -> pa.Table:
-        """Makes the source columns of the features for the same rows, texts as strings or dictionaries."""
+        """Returns the source columns of the features for the same rows, texts as strings or dictionaries."""
         columns: dict[str, pa.ChunkedArray] = {}
         for ids, rows in self._entities(queries, placed):
             taken = ids.raw.take(pa.array(rows))

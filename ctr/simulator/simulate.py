@@ -1,4 +1,4 @@
-"""Simulated log: each day is a partition, with sidecars of what only the simulator knows."""
+"""Simulated log: each day is a partition, with sidecars of the simulator's hidden values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,19 +33,19 @@ QUERIES_PER_DAY_LIMIT = 10**6
 ADS_PER_QUERY_LIMIT = 64
 
 TRUTH = "truth"
-"""The sidecar with what is true of each example: the ``probability`` of a click, which is ``quality`` times
+"""The sidecar with the hidden truth of each example: the ``probability`` of a click, which is ``quality`` times
 ``visibility`` (float32), and whether the user ``examined`` it (bool). Training never reads it.
 """
 
 AUCTION = "auction"
-"""The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the ``price``
+"""The sidecar of each example's auction: the ``predicted`` click probability, the ``bid``, the ``price``
 of a click (float32), and whether its query was ``randomized`` (bool).
 """
 
 
 @dataclass
 class Counts:
-    """Counts of a simulation: of all queries that the log could have, and of queries that showed ads."""
+    """Counts of a simulation: of all queries, and of queries that showed ads."""
 
     examples: int = 0
     queries: int = 0
@@ -69,7 +69,7 @@ class Counts:
 
 @dataclass
 class Simulation:
-    """World whose days are served, and its folders: the log's, then those of logs of randomized queries alone."""
+    """World that serves days, and its folders: the log's, then the folders of logs of randomized queries alone."""
 
     config: WorldConfig
     world: World
@@ -86,11 +86,11 @@ def simulate(
     randomized: Path | None = None,
     events: Path | None = None,
 ) -> dict[str, Any]:
-    """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
+    """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``: the same bytes for a config.
 
-    Continues a log that an interrupted run of the same config left. ``randomized`` is the folder of a second log, of
+    Continues an interrupted log of the same config. ``randomized`` is the folder of a second log, of
     the examples of randomized queries alone; ``events`` the folder of its raw events. Returns ``Counts`` of both.
-    Raises InputError: a folder holds something else, for example the log of another world.
+    Raises InputError: a folder has other content, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
         raise InputError(
@@ -117,7 +117,7 @@ def simulate(
 
 
 def begin_log(config: WorldConfig, folder: Path) -> None:
-    """Makes a folder a log of this world, or checks that it is one; raises InputError where it holds something else."""
+    """Creates a log of this world in a folder, or checks that it is one. Raises InputError for other content."""
     create_log(folder, world_schema(config))
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):
@@ -132,7 +132,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
-    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on. Ids rise with time and never repeat."""
+    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on; ids increase with time, none repeats."""
     impressions, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[impressions.query]
     keys: dict[str, Any] = {
@@ -187,7 +187,7 @@ def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | No
 
 
 def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
-    """Finds the queries whose ads are in the log, bool [Q]."""
+    """Returns which queries have their ads in the log, bool [Q]."""
     return config.randomized_in_log | ~queries.randomized
 
 

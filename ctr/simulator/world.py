@@ -1,6 +1,6 @@
-"""The simulated world: users, words, topics and advertisers; the ads and queries of each day; and what drifts.
+"""The simulated world: users, words, topics and advertisers; the ads and queries of each day; the random walks.
 
-No policy has any influence on these.
+A policy has no influence on these.
 """
 
 from collections.abc import Iterator
@@ -32,17 +32,17 @@ _DEVICE_SHARES = (0.6, 0.3, 0.1)
 _FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
 _WEEKEND_TRAFFIC = 0.75
 _ON_TOPIC = 0.6
-# For each place of a page, how often an ad is shown there in its richest format, and else as text.
+# For each position of a page, the share of ads in their richest format; the others are text.
 _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
 def random_stream(seed: int, stream: int, *numbers: int) -> np.random.Generator:
-    """Makes random numbers that depend on the seed, the purpose, and numbers such as the day alone."""
+    """Returns a generator of random numbers that depends on the seed, the purpose, and numbers such as the day."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream, *numbers])))
 
 
 def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), with Zipf's law: p ~ rank^-1.1."""
+    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), by Zipf's law: p ~ rank^-1.1."""
     exponent = 1.1
     limit = (np.asarray(counts, np.float64) + 1) ** (1 - exponent)
     ranks = (1 + (limit - 1) * rng.random(shape)) ** (1 / (1 - exponent))
@@ -51,7 +51,7 @@ def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Parts of the logit that walk from day to day; topics are the ad's, ages the user's."""
+    """Coefficients of the logit that follow a random walk by day; topics are the ad's, ages the user's."""
 
     topic: np.ndarray
     age_topic: np.ndarray
@@ -83,7 +83,7 @@ class World:
 
 
 def draw_world(config: WorldConfig) -> World:
-    """Draws the world of a seed, its intercept still 0."""
+    """Draws the world of a seed, with an intercept of 0."""
     rng = random_stream(config.seed, WORLD_STREAM)
     topics = config.topics
     return World(
@@ -197,7 +197,7 @@ class Retrieval:
 
 
 def retrieval_order(ads: Ads, topics: int) -> Retrieval:
-    """Sorts a day's ads."""
+    """Returns a day's ads in the order of their retrieval."""
     order = np.argsort(-ads.popularity, kind="stable")
     of_topics = order[np.argsort(ads.topic[order], kind="stable")]
     begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])
@@ -216,7 +216,7 @@ class Queries:
     words: np.ndarray  # [Q, MAX_WORDS], ``NO_WORD`` after the last one
     rendering: np.ndarray  # [Q], how the page is drawn; an experiment, independent of everything else
     intent: np.ndarray  # [Q], a part of the logit that the log does not show
-    reads: np.ndarray  # [Q], in [0, 1): the user examines a place whose visibility is above it
+    reads: np.ndarray  # [Q], in [0, 1): the user examines an ad whose visibility is above it
     randomized: np.ndarray
     day: int
     weekday: int  # 0 is Monday
@@ -226,7 +226,7 @@ class Queries:
 
     @property
     def hour(self) -> np.ndarray:
-        """0 to 23, UTC, [Q]."""
+        """Returns the hour of each query, 0 to 23, UTC, [Q]."""
         return self.time_us % DAY_US // HOUR_US
 
     def slice(self, begin: int, end: int) -> "Queries":
@@ -236,7 +236,7 @@ class Queries:
 
 
 def weekday_of(config: WorldConfig, day: int) -> int:
-    """Finds the weekday of day number ``day`` of the log; 0 is Monday."""
+    """Returns the weekday of day number ``day`` of the log; 0 is Monday."""
     return (config.start.weekday() + day) % 7
 
 
@@ -285,7 +285,7 @@ class Candidates:
 
     ad: np.ndarray  # indices in ``Ads``
     present: np.ndarray  # false where an ad was drawn twice
-    richness: np.ndarray  # decides in which format an ad is shown
+    richness: np.ndarray  # decides an ad's format
     mind: np.ndarray  # decides whether an examined ad is clicked
     shuffle: np.ndarray  # the order in which randomized queries show their ads
     depth: np.ndarray  # [Q], how many ads they show
@@ -325,6 +325,6 @@ def draw_candidates(
 
 
 def shown_format(ads: Ads, ad: np.ndarray, richness: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Chooses the format of ads at places from 1; all of one shape. Places high on the page are richer."""
+    """Chooses the format of ads at positions from 1, all of one shape. Formats high on the page are richer."""
     share = _RICH_SHARES[np.minimum(position, len(_RICH_SHARES)) - 1]
     return np.where(richness < share, ads.richest[ad], 0)

@@ -1,6 +1,6 @@
-"""Training: one pass over a log, every example scored before it is learned from.
+"""Training: one pass over a log; every example is scored before it is learned from.
 
 Begin with ``loop.py``, which is the pass in its order, then ``step.py``, which is one batch. ``config.py``
-has the keys, ``state.py`` what is trained, ``feed.py`` what a batch becomes. Rooms: ``tables`` (embedding
+has the keys, ``state.py`` the variables, ``feed.py`` the arrays of a batch. Packages: ``tables`` (embedding
 rows), ``ids`` (ids that grow), ``run`` (files of a run), ``warm_start`` (weights of an earlier run).
 """

@@ -42,10 +42,10 @@ Numbers = Mapping[str, np.ndarray]
 
 
 class CompiledStep:
-    """The functions that score and change the weights of a run, each compiled when it is first called.
+    """Compiled functions that score and change the weights of a run, each compiled at its first call.
 
-    The first of ``parts`` scores, and all learn by the mean of their gradients. ``jit``: whether XLA compiles; None:
-    where it is faster.
+    The first of ``parts`` scores; training uses the mean of the parts' gradients. ``jit``: whether XLA compiles; None:
+    if that is faster.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CompiledStep:
         # A scored feed may also be one to learn from, which has more targets.
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
-        # first-order steps: traces of their own.
+        # first-order steps: separate traces.
         self._functions: dict[tuple[int, bool], list[Callable[..., Any]]] = {}
         is_whole = tuple(parts) == (WHOLE,) and not is_divided
         self._fuses = is_whole and not has_few_shapes(config.batch.shapes) and accelerator() != "TPU"
@@ -99,13 +99,13 @@ class CompiledStep:
         return Scores(logit, slices, applied, terms, labels)
 
     def learning(self, feed: Feed, ramps: Ramps, rates: Rates) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        """Returns the ``tf.function`` that ``learn`` calls, and its arguments, for other compilers; does not learn."""
         feed = self._with_rows("learn", feed)
         arguments = *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
         return self._functions_of(feed)[0], arguments
 
     def learn_fused(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
-        """Makes steps with several batches in one call, each scored before it is learned."""
+        """Makes steps with several batches in one call, each scored before it is learned from."""
         layouts = feed.layouts
         if (steps := self._fused.get(len(layouts))) is None:
             steps = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
@@ -136,7 +136,7 @@ class CompiledStep:
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Returns whether the weights, after the last step, predict soundly for its batch."""
+        """Returns whether the weights, after the last step, give sound predictions for its batch."""
         if self._last_applied is None:
             return True
         feed = self._last_applied().of_tables(self.state.active_layouts)
@@ -203,7 +203,7 @@ class CompiledStep:
 def fresh_state(
     config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
 ) -> TrainState:
-    """Makes a run's initial state, always the same; restricts TensorFlow to operations that repeat bit by bit."""
+    """Makes a run's initial state, equal in all calls; restricts TensorFlow to operations that repeat bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
     return TrainState(layouts, config, dtype, families, workers)

@@ -33,20 +33,20 @@ _FUSED_TOGETHER = 2**14
 
 
 class BatchConfig(StrictModel):
-    """How rows are packed into batches: whole queries, up to a number of rows.
+    """Packing of rows into batches: whole queries, up to a number of rows.
 
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         growth: the share of the n rows before it that a batch may have, rounded down to a power of two, up to ``rows``
-            and at least ``least``; or (n / 11585)^2 up to 1,024, rounded down to a power of four, where that is more.
+            and at least ``least``; or (n / 11585)^2 up to 1,024, rounded down to a power of four, if that is more.
             So a short log has many steps, and a long one large batches: of 256 rows after 185,360 and of 1,024 after
-            370,720 at the latest. ``auto``: null where ``rows`` is given; 1/4096, or 1/1024 with what no call of many
-            batches can do: ranking, a label delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have
+            370,720 at the latest. ``auto``: null if ``rows`` is set; 1/4096, or 1/1024 where no call may take
+            many batches: ranking, a label delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have
             ``rows`` from the start.
-        least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
-            and where ``auto`` takes 1/1024.
-        max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
-            more than this is set aside, counted and named; where those but the largest one are more than a tenth of
+        least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 if ``growth`` is set, and
+            where ``auto`` takes 1/1024.
+        max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a separate batch; one with
+            more than this is set aside, counted and named; if all of these except the largest are more than a tenth of
             the rows read so far, the run stops.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
             without waiting for the next one.
@@ -56,8 +56,8 @@ class BatchConfig(StrictModel):
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
         steps_per_execution: how many batches of up to 256 rows, together up to 16,384 rows, one compiled call scores
-            and learns from, one after the other, where nothing is due on the host between two of them
-            (``ctr.training.fused_steps``). 1, or ``jit`` false: each batch is a call of its own. Results change by
+            and learns from, one after the other, if the host has no work between two of them
+            (``ctr.training.fused_steps``). 1, or ``jit`` false: a call for each batch. Results change by
             rounding only.
     """
 
@@ -80,11 +80,11 @@ class BatchConfig(StrictModel):
         return {"growth": None, **settings} if "rows" in settings else settings
 
     def most_fused(self, rows: int) -> int:
-        """Returns how many batches of so many padded rows one call learns from at most."""
+        """Returns the maximum number of batches of so many padded rows in a call."""
         return max(1, min(self.steps_per_execution, _FUSED_TOGETHER // rows))
 
     def sizes(self, origin: int = 0) -> "BatchSize":
-        """Returns how many rows batches have by position; ``origin`` is where the first one begins."""
+        """Returns the maximum rows of batches by position; ``origin`` is the position of the first one."""
         from ctr.data.batches import BatchSize
 
         growth = self.growth if isinstance(self.growth, float) else None
@@ -106,9 +106,9 @@ class EmbeddingOptimizerConfig(StrictModel):
         learning_rate: the learning rate of embeddings.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
-        linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
-            prior of each feature that is learned (``ctr.optim.rows.newton``). ``adagrad``: with the next two. ``auto``:
-            adagrad where one of these is given, where ``gradient`` is ``mean``, ``rule`` is not adagrad or the model is
+        linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss without a rate, under a
+            learned prior of each feature (``ctr.optim.rows.newton``). ``adagrad``: with the next two. ``auto``:
+            adagrad if one of these is set, if ``gradient`` is ``mean``, if ``rule`` is not adagrad or if the model is
             factorized.
         linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
@@ -158,7 +158,7 @@ class EmbeddingOptimizerConfig(StrictModel):
 
     @property
     def update_limit(self) -> tuple[float, float] | None:
-        """Returns the relative and the absolute limit of an update, or None without a limit."""
+        """Returns the relative and the absolute limit of an update, or None if there is none."""
         absolute = self.update_limit_absolute
         return (self.update_limit_relative, absolute) if absolute else None
 
@@ -171,7 +171,7 @@ class DenseOptimizerConfig(StrictModel):
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         preconditioned_from_rows: Shampoo begins with the first batch that may have so many rows (``batch``): before it
-            dense weights learn by ``shampoo.grafting`` alone, AdaGrad by default, and its steps count from there on.
+            dense weights use ``shampoo.grafting`` alone, AdaGrad by default, and its steps count from there on.
             Where batches stay smaller it never begins, and costs nothing. 1: with the first batch. Null: never.
         shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
             applies to matrices, not to biases. ``preset`` begins with those of a paper: ``ff`` (FF 4.2), ``pso`` (PSO
@@ -202,15 +202,15 @@ class MetricsConfig(StrictModel):
 
     Attributes:
         window_examples: examples per window; each window is a line of ``metrics.jsonl``. ``auto``: 50,000, but parts of
-            the first 50,000 are windows of their own, of 64 examples and later of a sixteenth of those before: so
-            a short log has some tens of windows. A log's windows do not depend on how far it goes on.
+            the first 50,000 are separate windows, of 64 examples and later of a sixteenth of the examples before: so
+            a short log has some tens of windows. A log's windows do not depend on its later rows.
         slices: single-valued features of the log; calibration is reported for each of their ids. Those of
             ``query_size`` are always reported, where the model has it.
-        importance_rows: how many rows are scored to measure the importance of features, by which the logloss grows
-            without what a feature says (``ctr.training.observers.importance``): at most, never more than a quarter of
+        importance_rows: the number of rows that are scored to measure the importance of features, the increase of the
+            logloss without a feature (``ctr.training.observers.importance``): at most, never more than a quarter of
             the log, and fewer where it has more than 32 features. They are scored before they are learned from, at
             eight positions of the second half, and once more for each feature; a run that follows a log measures none.
-            It changes no other result. 0: it is not measured. In experiments and searches 0 where it is not given.
+            It changes no other result. 0: it is not measured. In experiments and searches the default is 0.
     """
 
     window_examples: Annotated[int, Field(ge=1, lt=2**63)] | Literal["auto"] = "auto"
@@ -250,8 +250,8 @@ class SampleConfig(StrictModel):
 
     Attributes:
         name: the name of the sampling.
-        score: ``all``: score every row and train on those that were kept; the metrics are those of full
-            traffic. ``kept``: read only the kept rows; faster, and the metrics of examples are
+        score: ``all``: score every row and train on the sampled ones; the metrics are those of full
+            traffic. ``kept``: read only the sampled rows; faster, and the metrics of examples are
             importance-weighted, but PerQueryAUC is that of the queries after sampling.
     """
 
@@ -260,11 +260,11 @@ class SampleConfig(StrictModel):
 
 
 class WorkersConfig(StrictModel):
-    """How several workers train together.
+    """Settings of several workers that train together.
 
     Attributes:
         divided_from_mb: tables of embeddings of at least this many megabytes (10^6 bytes) are divided by rows, among
-            the workers; of a smaller one, each of them has all rows. The size of a table whose ids grow is that of all
+            the workers; every worker has all rows of a smaller one. The size of a table whose ids grow is that of all
             rows that it may get. A table that begins with fewer rows than there are workers is not divided. Results
             change by rounding only.
     """
@@ -273,12 +273,12 @@ class WorkersConfig(StrictModel):
 
 
 class TrainConfig(StrictModel):
-    """Everything that decides what a run computes.
+    """All settings that determine the result of a run.
 
     Attributes:
         seed: the seed of all random initial values.
         time_range: the query times to train on.
-        label_delay: seconds until the label of an example is known. The example is scored at the time of its
+        label_delay: seconds until the label of an example is available. The example is scored at the time of its
             query, and trained on when the next query to be scored is at least this much later.
         compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 if the
             processor has instructions for it.
@@ -384,7 +384,7 @@ class TrainConfig(StrictModel):
         )
 
     def leaves_out(self, begin: int, end: int) -> bool:
-        """Returns whether nothing is learned from a batch of these rows: ``skip`` has at least one of them."""
+        """Returns whether a batch of these rows is not learned from: ``skip`` has at least one of them."""
         return any(first < end and begin < last for first, last in self.skip)
 
     @property
@@ -427,7 +427,7 @@ class TrainConfig(StrictModel):
         """Lays out the embedding tables for a log's features.
 
         Raises:
-            InputError: the configuration does not fit the features, or the features no table.
+            InputError: the configuration does not fit the features, or no feature has a table.
         """
         unknown = sorted(set(self.ids.capacities) - set(schema.growing))
         if unknown:
@@ -443,14 +443,14 @@ class TrainConfig(StrictModel):
         """Returns the value of every ramp after ``examples`` trained examples; 0 for terms that are off.
 
         Args:
-            before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.
+            before: by a ramp's name, the number of trained examples before these; see ``ctr.training.warm_start``.
         """
         return {name: ramp for name, (ramp,) in self.ramps_of([examples], before).items()}
 
     def ramps_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns ``ramps_at`` each of some numbers of examples, by name."""
+        """Returns the ramps of ``ramps_at`` at each of several numbers of examples, by name."""
         before, off = before or {}, dict.fromkeys(TERMS, [0.0] * len(examples))
         ramps = {"alpha2": self.model.crosses.ramp}
         ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
@@ -473,7 +473,7 @@ class TrainConfig(StrictModel):
     def rates_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns ``rates_at`` each of some numbers of examples, by group."""
+        """Returns the rates of ``rates_at`` at each of several numbers of examples, by group."""
         before, rates = before or {}, dict.fromkeys(("embeddings", "dense", "duals"), [1.0] * len(examples))
         for group, schedule in self.schedules.items():
             rates[group] = [schedule.at(count + before.get(f"rate_{group}", 0)) for count in examples]
@@ -482,7 +482,7 @@ class TrainConfig(StrictModel):
         return {**rates, "dense": [self.optimizer.dense.learning_rate * rate for rate in rates["dense"]]}
 
     def sha256(self) -> str:
-        """Hashes the meaning of the configuration."""
+        """Hashes the whole configuration (SHA-256, in hexadecimal)."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 

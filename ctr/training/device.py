@@ -37,15 +37,15 @@ _VARIABLES = (
 )
 
 _device: str | None = None
-"""What ``use_device`` was last called with: TensorFlow's devices are those of the process, too."""
+"""The last argument of ``use_device``: TensorFlow's devices are global in the process, too."""
 _chip: str | None = None
 """TensorFlow's name of the chip of a TPU that makes the steps; None: it places them by itself."""
 
 
 def use_device(device: str) -> None:
-    """Makes ``cpu``, the first ``gpu`` or one chip of this host's ``tpu`` compute all steps of this process.
+    """Makes ``cpu``, the first ``gpu`` or one chip of this host's ``tpu`` the device of all steps of this process.
 
-    To be called before TensorFlow computes anything. Raises InputError: there is no such device.
+    Must be called before TensorFlow computes anything. Raises InputError: there is no such device.
     """
     global _device, _chip
     gpus = tf.config.list_physical_devices("GPU")
@@ -62,7 +62,7 @@ def _start_tpu() -> str:
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        # An error in a graph says where it was made, then what happened, then at which node.
+        # An error in a graph has its origin, then the reason, then the node.
         said = re.search(r"(.+)\s+\[\[\{\{node", str(error))
         reason = (said[1] if said else str(error)).strip().partition(". ")[0].splitlines()
         raise InputError(
@@ -80,7 +80,7 @@ def accelerator() -> Literal["GPU", "TPU"] | None:
 
 
 def on_step_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function run on the chip of a TPU, where TensorFlow places nothing by itself."""
+    """Makes a function run on the chip of a TPU, where TensorFlow places no operation by default."""
     if _chip is None:
         return function
 
@@ -93,7 +93,7 @@ def on_step_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def variables_beside_steps() -> Iterator[None]:
-    """Places variables where the steps run: their first values are computed here, and are the same on all devices.
+    """Places variables on the device of the steps; initial values are computed on the host, equal for all devices.
 
     Totals, which are in no step, stay on the host, since a TPU only emulates float64.
     """
@@ -118,7 +118,7 @@ def _cpu_info(name: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Reads the processor's feature flags, where the system lists them."""
+    """Reads the processor's feature flags, if the system lists them."""
     return frozenset(_cpu_info("flags").split())
 
 
@@ -163,7 +163,7 @@ def describe_environment(
     config: TrainConfig, workers: int = 1, schema: Schema | None = None
 ) -> dict[str, Any]:
     """Describes everything outside the configuration that can change a bit of the result."""
-    # TensorFlow's own version: the package may be tensorflow-cpu.
+    # The version of the module: the package may be tensorflow-cpu.
     versions = {"ctr": __version__, "tensorflow": tf.__version__}
     for name in ("numpy", "pandas", "pyarrow"):
         try:

@@ -1,4 +1,4 @@
-"""Division of a batch over workers. NumPy, in the reading thread.
+"""Division of a batch over workers, with NumPy, in the reading thread.
 
 All workers have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
 parts are padded to equal length.
@@ -20,7 +20,7 @@ PLAN = ("distinct", "single", "values", "segments")
 
 
 class Seat(NamedTuple):
-    """Place among the workers that divide a batch."""
+    """Rank of a worker among the workers that divide a batch."""
 
     rank: int
     size: int  # W, the number of workers
@@ -41,10 +41,10 @@ class Division:
 
 
 def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: int) -> Division:
-    """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
+    """Divides the rows of a batch: a function of the starts of queries and the number of workers.
 
     Args:
-        begins: int64, ascending: where queries begin, 0 among them if there are rows.
+        begins: int64, ascending: the starts of queries, including 0 if there are rows.
         source: int8 [N], ascending: the log of each row. The rows of each log are divided separately.
     """
     workers, size = np.zeros(len(source), np.int64), seat.size
@@ -79,15 +79,15 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
 def share_of_table(
     layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
-    """Finds the table rows that a worker needs for its B rows, and the rows of its part that others need.
+    """Returns the table rows that a worker needs for its B rows, and the rows of its part that others need.
 
     A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
 
     Returns:
-        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
+        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, or of a mirrored table
         those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
         ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
-        the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
+        the W * P rows that it gets from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
     part = pad_references(layout, _part_of_plan(layout, plan, division), division.capacity)

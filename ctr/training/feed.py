@@ -1,4 +1,4 @@
-"""Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then their content."""
+"""Feeds: convert batches to the arrays of a step: first the sizes of all of them, then their content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ _LOGISTIC = ObjectiveConfig()
 
 @dataclass(frozen=True)
 class Feed:
-    """A batch as the step takes it: B rows, the last of them padding of weight 0.
+    """A batch in the form of a step: B rows, the last of them padding of weight 0.
 
-    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows.
+    Where several workers divide it, the targets and the plans have this worker's rows.
     """
 
     batch: Batch
@@ -50,7 +50,7 @@ class Feed:
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of good rows of the log, int64 [1]."""
+        """Returns the number of good rows of the log, int64 [1]."""
         return np.array([len(self.batch.rows)])
 
     @cached_property
@@ -59,7 +59,7 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """Returns the tensors of each plan, all of whose ids have rows."""
+        """Returns the tensors of each plan, whose ids all have rows."""
         if self.division is None:
             return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in self.plans]
         each = zip(self.layouts, self.plans, self.division.seat.divided, strict=False)
@@ -108,7 +108,7 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, chooses the padded sizes, and fills the arrays.
 
-    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes``, a function of
+    A feed without ``ids``, the configuration of growing ids, is only scored. Without ``shapes``, a function of
     the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
     """
     rows, source = _all_rows(batch)
@@ -164,7 +164,7 @@ def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:
 
 
 def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns for each multivalent feature the ids of N rows, and how many each row has, int32 [N]."""
+    """Returns for each multivalent feature the ids of N rows, and their number in each row, int32 [N]."""
     return {
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()

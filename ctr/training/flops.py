@@ -1,4 +1,4 @@
-"""Floating-point operations that a model takes for an example, by closed formulas: to score it, and to learn from it.
+"""Floating-point operations of a model per example, by closed formulas: to score it, and to learn from it.
 
 A multiplication and an addition are one operation each, and so is a copied element of a table and any function of a
 number (exp, sqrt, max). Of n components (FF 5) everything below counts n times, but shared embeddings once. With m
@@ -15,16 +15,16 @@ inputs, batches of B rows and |W| the number of elements of W:
 
     backward                        twice the dense part's forward: for each product the gradient of its input (the
                                     first one's goes to the embeddings) and that of its matrix; the look-up once more
-    optimizers, a step              what they say themselves (``ctr.optim.protocol.Cost``):
+    optimizers, a step              their declared cost (``ctr.optim.protocol.Cost``):
       AdaGrad                       7 for each element of a distinct row, which the rows of a batch share
-      Shampoo, element by element   2 |W|, and what grafting, momentum, decay and limits take
+      Shampoo, element by element   2 |W|, and the cost of grafting, momentum, decay and limits
       Shampoo, block G [d_1, ..]    2 |G| (d_1 + d_2 + ..) a step to precondition, the same every tau2 steps for
                                     statistics, and 14 d^3 for each root every tau1 steps               PSO 2-3
     clipping                        3 |W|
 
-What a step takes is divided by B. Schedules count as they are late in a run: more frequent roots at its beginning, and
-roots that are kept as their statistics changed little, are not in it. Losses and constraints, some ten operations for
-an example, are left out. A rank head, of which serving knows nothing, counts for learning alone.
+The operations of a step are divided by B. Schedules count as late in a run: the more frequent roots at its beginning,
+and roots that are reused because their statistics changed little, are ignored. Losses and constraints, some ten
+operations per example, are left out. A rank head, which serving lacks, counts for learning alone.
 """
 
 import math
@@ -46,7 +46,7 @@ _NORMALIZING, _COUNTING = 4, 9
 
 @dataclass(frozen=True)
 class Touched:
-    """Accesses to one table, for a row of the batch on average."""
+    """Average accesses to one table per row of a batch."""
 
     single: int  # looked-up ids of single-valued features
     values: float  # looked-up ids of multivalent features
@@ -56,7 +56,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations for an example."""
+    """Operations per example."""
 
     inference: float  # to score it
     forward: float
@@ -76,7 +76,7 @@ class Flops:
 def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
-    """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
+    """Counts the operations of a configuration per example, for batches of ``batch_rows`` good rows on average."""
     model = make_experts(config.model, config.objective, "float32", layouts).network
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
@@ -109,7 +109,7 @@ def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> i
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
-    """Counts the operations of a model for a row; a rank head's in training alone."""
+    """Counts the operations of a model per row; a rank head's only if ``training``."""
     factors, count, hidden = model.factors, 0, {}
     for name, tower in model.towers.items():
         m, rank = widths[name], tower.cross_rank

@@ -1,14 +1,14 @@
-"""Training on a live log, as its partitions appear, until it is asked to stop or nothing new comes.
+"""Training on a live log, as its partitions appear, until a stop is requested or no new ones appear.
 
-The result is the same as that of one pass over the log, whenever the partitions came, and however often the run was
+The result equals that of one pass over the log, whenever the partitions appeared, and however often the run was
 stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
-A line for each batch that completed a partition of the log, and one at the end of an advance that passed more::
+A line for each batch that completed a partition of the log, and one at the end of an advance that processed more::
 
     {"time": 1767225600.25,           seconds since 1970 of the line
-     "position": 81920,               rows of the log that the run has passed
-     "rows": 4096,                    rows passed since the last line
-     "waiting": 310,                  published rows that it has not passed
+     "position": 81920,               rows of the log that the run has processed
+     "rows": 4096,                    rows processed since the last line
+     "waiting": 310,                  published rows not processed yet
      "trained_through": 1767225599000000,    query time, microseconds, of the last row that was learned from
      "published_through": 1767225600000000,  query time up to which the log was published at the last refresh
      "partitions": [[1767225590000000, 1767225600000000, 0.21]],  start, end and seconds, see below
@@ -62,7 +62,7 @@ FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Polling:
-    """Seconds between two polls, and seconds without anything new after which to end; None: never."""
+    """Seconds between two polls, and seconds without new rows after which to end; None: never."""
 
     seconds: float = POLL_SECONDS
     stop_when_idle: float | None = None
@@ -78,7 +78,7 @@ class Polling:
 
 @dataclass(frozen=True)
 class Followed:
-    """Position of a run when it stopped, which is in a checkpoint."""
+    """Position of a run when it stopped, as stored in a checkpoint."""
 
     reason: str  # the word of ``stop``, or ``idle``
     position: int  # rows of the log that it has passed
@@ -126,7 +126,7 @@ class LagReport:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
     def note(self, passed: int, is_end: bool) -> None:
-        """Notes a batch, or the end of an advance, that passed the log up to a row."""
+        """Records a batch, or the end of an advance, that processed the log up to a row."""
         run = self._session.run
         self._waiting = self._session.inputs.log.rows - passed
         gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
@@ -183,10 +183,10 @@ def follow(
     Args:
         progress: called after every batch and every poll with the position in the log, its lag behind the end, and
             the metrics of the pass so far.
-        process: the process; ``stop`` is also called ten times a second while nothing is to be trained.
+        process: the process; ``stop`` is also called ten times a second while there is nothing to train on.
 
     Raises:
-        LearningError: a checkpoint is written, but the run has learned nothing, as rows were lost.
+        LearningError: a checkpoint is written, but the run has learned nothing, because rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     process = process or Process()
@@ -248,7 +248,7 @@ def _follow(
 
 
 class _Patience:
-    """Decides how long to wait and whether to go on; all workers agree, as they tell each other at every poll."""
+    """Decides how long to wait and whether to continue, alike in all workers, which exchange it at every poll."""
 
     def __init__(self, process: Process, polling: Polling) -> None:
         self.process, self.workers, self._polling = process, process.workers, polling

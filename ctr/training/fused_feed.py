@@ -1,4 +1,4 @@
-"""Feeds of many small batches at once, laid out by one pass of NumPy, in the thread that reads ahead."""
+"""Feeds of many small batches at once, built in one pass of NumPy, in the thread that reads ahead."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ Layouts = tuple[TableLayout, ...]
 
 @dataclass(frozen=True)
 class FusedFeed:
-    """K batches of one shape, which one call learns from, each scored before (``ctr.training.fused_steps``)."""
+    """K batches of one shape, for one call that scores each before learning from it (``ctr.training.fused_steps``)."""
 
     batches: tuple[Batch, ...]
     joined: Rows  # of all batches
@@ -51,7 +51,7 @@ class FusedFeed:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Rows of each batch, int64 [K]."""
+        """Returns the rows of each batch, int64 [K]."""
         return np.array([len(batch.rows) for batch in self.batches])
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def make_fused_feed(
     ids: IdsConfig,
     make_feed: Callable[[Batch, Layouts], Feed],
 ) -> FusedFeed:
-    """Makes the feed of K batches that have one shape of ``shapes``, which are a function of the tables."""
+    """Makes the feed of K batches of one shape of ``shapes``, a function of the tables."""
     shape = shape_of(batches[0], layouts, shapes(layouts))
     assert shape is not None
     rows = join_rows([batch.rows for batch in batches])
@@ -132,9 +132,9 @@ def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
 def in_groups(
     batches: Iterable[tuple[Batch, Shape | None]], most: Callable[[int], int]
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
-    """Groups batches that follow each other and have one shape; one without a shape stays alone.
+    """Groups consecutive batches of one shape; one without a shape stays alone.
 
-    ``most``: how many batches of so many padded rows are in a group at most.
+    ``most``: the maximum number of batches of so many padded rows in a group.
     """
     for shape, group in groupby(batches, itemgetter(1)):
         while together := [batch for batch, _ in islice(group, most(shape.rows) if shape else 1)]:

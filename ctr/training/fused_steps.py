@@ -1,12 +1,12 @@
 """Fused steps: many small batches in one compiled call, each scored before it is learned.
 
 A step with a small batch costs its launch, not its arithmetic: one call of XLA loops over many batches of one shape.
-It works on scratch tables, which hold the rows that these batches need and have one size whatever the real tables
-have, so that nothing is compiled anew when those grow::
+It works on scratch tables, which hold the rows that these batches need and have one size for any size of the real
+tables, so that nothing is compiled again when those grow::
 
-    find rows     of each batch's ids, on the host: the maps of growing ids learn in the order of the log
+    find rows     of each batch's ids, on the host: the maps of growing ids are updated in the order of the log
     load          copies the rows of all batches, and their optimizer state, into the scratch tables
-    loop          takes the rows of a batch, scores it, learns from it and puts them back, batch after batch
+    loop          reads the rows of a batch, scores it, learns from it and writes the rows back, batch after batch
     store         copies the rows back
 
 A batch's result does not depend on the other batches in its call.
@@ -52,7 +52,7 @@ class FusedSteps:
         layouts: Sequence[TableLayout],
         shapes: Sequence[Shape],
     ) -> None:
-        """Prepares to learn with the first tables of a state, whose layouts are given."""
+        """Prepares to learn with the first tables of a state, which have these ``layouts``."""
         self._most_fused = config.batch.most_fused
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         signature = target_signature(config.objective, state.families, state.layouts)
@@ -172,9 +172,9 @@ class FusedSteps:
 
 
 class ScratchTables:
-    """Rows of all tables that some batches need, as a step sees tables.
+    """Rows of all tables that some batches need, in the form of a step's tables.
 
-    A table row and its optimizer state are one row here, since XLA gathers and scatters row by row. A step holds only
+    A table row and its optimizer state are one row here, because XLA gathers and scatters row by row. A step holds only
     the rows of its batch: XLA would copy all others, though they do not change.
     """
 

@@ -1,4 +1,4 @@
-"""Inputs of a run: its logs and sidecars, checked before it begins, as they grow, and the feeds that they become."""
+"""Inputs of a run: its logs and sidecars, checked before it begins, as they grow, and the feeds made from them."""
 
 import json
 import time
@@ -39,7 +39,7 @@ from ctr.workers.collectives import ALONE, Workers
 _LOOK_EVERY = 0.1  # seconds
 
 Tables = Callable[[], Layouts]
-"""Returns the tables that feeds are made for now."""
+"""Returns the current tables, for which feeds are made."""
 Shapes = Callable[[Layouts], FewShapes]
 Hold = Callable[[int], None]
 
@@ -49,7 +49,7 @@ _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra
 
 @dataclass(frozen=True)
 class Inputs(Logs):
-    """The logs that a run reads, and the families of constrained slices that it reads them for."""
+    """The logs that a run reads, and the families of constrained slices."""
 
     families: tuple[Family, ...]
 
@@ -76,7 +76,7 @@ class Inputs(Logs):
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
     """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ between workers.
 
-    All workers use the partitions of growing logs that the first worker finds.
+    All workers use the partitions of growing logs that the first worker lists.
     """
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
@@ -95,14 +95,14 @@ def _all_logs(inputs: Inputs) -> list[Log]:
 
 
 def _with_logs(inputs: Inputs, logs: Sequence[Log]) -> Inputs:
-    """Returns the inputs with newer versions of their logs, given in the order of ``_all_logs``."""
+    """Returns the inputs with newer versions of their logs, which are in the order of ``_all_logs``."""
     constraint_logs = dict(zip(inputs.constraint_logs, logs[1:], strict=False))
     teacher_log = logs[-1] if inputs.teacher_log else None
     return replace(inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log)
 
 
 def _as_the_first(log: Log, workers: Workers, published: PublishedPartitions | None = None) -> Log:
-    """Reads a log as far as the first worker has found it published; others may see its files a moment later."""
+    """Reads a log up to the partitions that the first worker sees; others may see its files a moment later."""
     published = published or PublishedPartitions(log.path, log.manifests)
     count = workers.once(lambda: len(published.read()))
     with workers.raise_if_any_failed():
@@ -147,7 +147,7 @@ def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda
 
 
 def selection_of(inputs: Inputs, start: int = 0) -> Selection:
-    """Selects the rows of the log from ``start`` on, with sidecars opened anew: each thread needs its own."""
+    """Selects the rows of the log from ``start`` on, with separately opened sidecars, as each thread requires."""
     config, distillation = inputs.config, inputs.config.objective.distillation
     begin = inputs.log.start_at(start)
 
@@ -167,7 +167,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
 
 
 def batch_size(inputs: Inputs) -> BatchSize:
-    """Returns the rows of the batches of the run's log: a function of the position alone."""
+    """Returns the batch sizes of the run's log: a function of the position alone."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
     return batch.sizes(skipped)
@@ -182,10 +182,10 @@ def read_feeds(
     seat: Seat | None = None,
     fused: Shapes = lambda layouts: (),
 ) -> Generator[AnyFeed, None, None]:
-    """Yields the run's feeds from a position on, or from the beginning, made by a thread that reads ahead.
+    """Yields the run's feeds from a position on, or from the beginning, built by a thread that reads ahead.
 
-    The trainer may want them for other ``tables`` when it comes to them (``Feed.of_tables``). Unless ``partial``,
-    batches that would not be the same if the logs went on are left out, and ``hold`` is called with the position of the
+    The trainer may need them for other ``tables`` later (``Feed.of_tables``). Unless ``partial``,
+    batches that would change if the logs grew are left out, and ``hold`` is called with the position of the
     first.
     """
     config, size = inputs.config, batch_size(inputs)
@@ -245,7 +245,7 @@ def _read_batches(inputs: Inputs, position: Position, partial: bool, hold: Hold)
         return merge(_read_log(inputs, position.learned, partial, hold), constraint_logs=constraint_logs)
     return merge(
         _read_log(inputs, position.examples, partial, hold, taught=False),
-        # A stream of its own, so that the batches in between need not be kept.
+        # A separate stream, so that the batches in between need no memory.
         _read_log(inputs, position.learned, partial),
         delay,
         constraint_logs,
@@ -260,14 +260,14 @@ def merge(
 ) -> Iterator[Batch]:
     """Merges batches of a log in the order in which a run scores and learns from them.
 
-    A batch comes once when it is new, and again before the first batch whose queries are so much later that its labels
-    are known by then. With its labels come the rows that constraint logs have before its last one: at that time itself
+    A batch comes once when it is new, and again before the first batch whose queries are late enough for its labels
+    to be available. With its labels come the rows that constraint logs have before its last one: at that time itself
     the next batch may have rows to predict, and a constraint log may hold the same examples with their labels.
 
     Args:
         new: batches to be scored.
-        labeled: batches of the same log to be learned from; None: the labels of new ones are known at once.
-        delay: microseconds until labels are known.
+        labeled: batches of the same log to be learned from; None: labels have no delay.
+        delay: microseconds until labels are available.
     """
 
     def learned(batch: Batch, is_new: bool) -> Batch:
@@ -350,7 +350,7 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The growing inputs of a run, polled at little cost; all workers use what the first one has found."""
+    """The growing inputs of a run, polled at little cost; all workers use the first one's lists of partitions."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published

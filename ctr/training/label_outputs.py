@@ -1,4 +1,4 @@
-"""Learning of further labels' outputs, each from the loss of its label.
+"""Training of further labels' outputs, each with the loss of its label.
 
 Each bias takes a separate online Newton step (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
 """

@@ -1,4 +1,4 @@
-"""Logs that a run reads: their partitions, the settings that they decide, and checks that they stay the same.
+"""Logs that a run reads: their partitions, the settings derived from them, and checks that they stay the same.
 
 Loads no TensorFlow.
 """
@@ -35,7 +35,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """Returns the query time in microseconds at which the partition with that row, or else the last one, begins."""
+        """Returns the query time in microseconds at which the partition of this row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -45,13 +45,13 @@ class Log:
 
     @property
     def end(self) -> int:
-        """Query time, in microseconds, up to which it is published."""
+        """Returns the query time, in microseconds, up to which the log is published."""
         return self.manifests[-1].end if self.manifests else 0
 
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs that a run reads, all of the same features."""
+    """The logs that a run reads, all with the same features."""
 
     config: TrainConfig  # the configuration, with the settings that the log's manifests decide
     schema: Schema  # the model's features (``ModelConfig.features``)
@@ -73,7 +73,7 @@ class Logs:
 
 
 def open_logs(path: Path, config: TrainConfig) -> Logs:
-    """Finds the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
+    """Opens the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     for name in config.objective.labels:
@@ -128,7 +128,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Fills in the ``ModelConfig`` keys that the configuration leaves open: ``query_size``, ``widths`` and ``experts``.
 
-    No label is read, and nothing after the first partition: a run that follows the log has the same configuration.
+    Reads no label, and nothing after the first partition: a run that follows the log has the same configuration.
     """
     model = config.model
     if model.query_size == "auto":
@@ -171,7 +171,7 @@ def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
 
 
 class LogsSeen:
-    """The partitions of one run's logs: tracks which it has read from and checks that these do not change."""
+    """The partitions of one run's logs: records which ones it has read from and checks that these do not change."""
 
     def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
         self.manifests = manifests  # by log; "" is the log of the run's pass

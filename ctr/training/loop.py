@@ -1,4 +1,4 @@
-"""The loop: every batch is scored by the weights from before it, and then learned from."""
+"""The loop: every batch is scored by the weights before it, and then learned from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,7 +23,7 @@ def one_pass(
 ) -> int:
     """Scores and learns all rows not processed yet; returns the first unprocessed position.
 
-    ``partial``: also the batches that would not be the same if the logs went on; ``export``: called where one is due.
+    ``partial``: also the batches that would change if the logs grew; ``export``: called when one is due.
     Raises InputError: too many steps in a row were skipped, or the weights are broken.
     """
     held: list[int] = []
@@ -38,7 +38,7 @@ def one_pass(
         step.fused_shapes,
     )
     with closing(feeds), step.timing.running():
-        # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
+        # Read. With a label delay a batch has two turns: when it is new, and later when its labels are available.
         for feed, scores in _learned(feeds, run, step):
             before = run.position.examples
             # Record.
@@ -97,14 +97,14 @@ def _batches_until_due(feed: FusedFeed, run: Run, step: CompiledStep) -> int:
 
 
 def check_weights(run: Run, step: CompiledStep) -> str | None:
-    """Returns the weights' fault, or None; see ``Run.check_weights``."""
+    """Returns a description of broken weights, or None; see ``Run.check_weights``."""
     return run.check_weights(step.predicts_soundly(run.ramps()))
 
 
 def save_in_passing(run: Run, step: CompiledStep) -> None:
     """Writes a checkpoint that is not due, unless steps are being skipped or the weights are broken.
 
-    The next one that is due deals with that.
+    Those cases are handled by the next due checkpoint.
     """
     if not run.is_in_doubt and run.weight_fault(step.predicts_soundly(run.ramps())) is None:
         run.save(is_due=False)

@@ -33,7 +33,7 @@ class CrossConfig(StrictModel):
     Attributes:
         layers: the number of crosses; 0: none.
         rank: the rank of their matrices; 0: full matrices.
-        ramp: multiplies what the crosses add (alpha2), so that training begins without them.
+        ramp: multiplies the crosses' contribution (alpha2), so that training begins without them.
     """
 
     layers: int = Field(default=2, ge=0, le=32)
@@ -74,12 +74,12 @@ class DeepConfig(StrictModel):
 
 
 class EnsembleConfig(StrictModel):
-    """A self-ensemble (FF 5): networks with different starts, whose probabilities are averaged.
+    """A self-ensemble (FF 5): networks with different initial weights, whose probabilities are averaged.
 
     Attributes:
-        components: the number of networks; each is trained on its own loss.
+        components: the number of networks; each is trained on a separate loss.
         embeddings: ``shared``: all networks read the same embeddings, trained with the mean of their
-            gradients; ``separate``: each has its own embeddings and linear weights.
+            gradients; ``separate``: each has separate embeddings and linear weights.
     """
 
     components: int = Field(default=1, ge=1, le=64)
@@ -112,10 +112,10 @@ class FactorizedConfig(StrictModel):
 
 
 class Pooling(StrictModel):
-    """How the embeddings of a multivalent feature's values become one (``ctr.models.pooling``), or the kind alone.
+    """Pooling of the embeddings of a multivalent feature's values to one (``ctr.models.pooling``), or the kind alone.
 
     Attributes:
-        kind: ``mean``; ``target``: an average weighted by how alike each value and the target are.
+        kind: ``mean``; ``target``: an average weighted by the similarity of each value and the target.
         of: the target, a single-valued feature. Null: the feature that a history lists.
     """
 
@@ -129,7 +129,7 @@ class Pooling(StrictModel):
 
 
 class NetworkPlugin(StrictModel):
-    """A network of another package, in place of crosses and deep layers: subclasses add keys, and what it computes."""
+    """A network of another package instead of crosses and deep layers: subclasses add keys and the computation."""
 
     @property
     def units(self) -> int:
@@ -164,29 +164,29 @@ class ModelConfig(ShortModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
-        experts: models that each learn by the whole objective of their own logits. ``network``: crosses and deep
-            layers, with the linear weights inside where there is no ``linear``; alone, it is FF's model. ``linear``:
+        experts: models that each minimize the whole objective of their logits. ``network``: crosses and deep
+            layers, with the linear weights inside if there is no ``linear``; alone, it is FF's model. ``linear``:
             the linear weights of all features. ``pairs``, beside one of these: linear weights of all pairs of
-            single-valued features, too, which helps where two of them mean something together that neither means
-            alone; where they have not paid, they are left out after 32,768 rows until the log is eight times as long.
+            single-valued features, too, which helps if two of them have a joint effect that neither has
+            alone; if they do not reduce the loss, they are left out after 32,768 rows until the log is 8 times as long.
             The prediction moves from the first of linear, network and pairs towards the others, by gates and an offset
             that are fitted as the log goes by, so that an expert that does not help costs next to nothing. ``auto``:
             all; without network where there are neither crosses nor deep layers, without pairs where the log has more
             than 32 single-valued features, and network alone with ``factorized``.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
-        widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
+        widths: embedding widths by feature, instead of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
-        pooling: for a multivalent feature how its values are pooled, in place of their mean: ``target`` suits
+        pooling: for a multivalent feature the pooling of its values, instead of their mean: ``target`` suits
             histories. Its linear weights are always averaged.
         query_size: whether the number of rows of its query is a feature of each row, ``query_size``, of the UI tower.
             It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
-            Switch it off if it is not known, when a row is scored, how many are shown.
+            Switch it off if the number of displayed rows is not available when a row is scored.
         without: features of the log that the model does not have, neither embeddings nor linear weights.
-        network: a network of another package (entry points ``ctr.models``) by its name, with its keys; it takes the
-            place of crosses and deep layers, of whose keys ``crosses.ramp`` alone still counts. Empty: none.
+        network: a network of another package (entry points ``ctr.models``) by its name, with its keys; it replaces
+            crosses and deep layers, of whose keys only ``crosses.ramp`` still counts. Empty: none.
     """
 
     left_out = ("network",)
@@ -215,7 +215,7 @@ class ModelConfig(ShortModel):
 
     @property
     def has_network(self) -> bool:
-        """Returns whether embeddings are used at all."""
+        """Returns whether the model reads embeddings."""
         return reads_embeddings(self)
 
     @model_validator(mode="after")
@@ -230,7 +230,7 @@ class ModelConfig(ShortModel):
         return self
 
     def features(self, schema: Schema) -> Schema:
-        """Returns the features of a log as the model sees them: with the size of queries or without."""
+        """Returns the features of a log for the model: with the size of queries or without."""
         if self.query_size is True and not schema.counts_rows:
             return with_query_size(schema)
         return schema.stored if self.query_size is False else schema
@@ -239,7 +239,7 @@ class ModelConfig(ShortModel):
         """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
         The ids of a growing feature that have no slot share ``shared_rows``. Raises InputError: the configuration
-        does not fit the features, or the features no table.
+        does not fit the features, or no feature has a table.
         """
         schema = self.features(schema)
         _check_features("model.without", self.without, schema)
@@ -363,7 +363,7 @@ class ModelConfig(ShortModel):
 
 
 def fitting_width(ids: int | None) -> int:
-    """Returns the embedding width of a feature with so many ids; None: their number is not known."""
+    """Returns the embedding width of a feature with so many ids; None: their number is unknown."""
     for most, width in _WIDTHS:
         if ids is not None and ids <= most:
             return width

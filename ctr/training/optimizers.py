@@ -1,4 +1,4 @@
-"""The optimizers that a configuration asks for: a new one has its keys in ``config.py`` and is made here."""
+"""Makes the optimizers of a configuration; add a new one with its keys in ``config.py`` and its construction here."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -21,9 +21,9 @@ def dense_optimizer(
     """Makes the optimizer of dense weights, without its weights yet.
 
     Args:
-        config: which one.
+        config: the optimizer's configuration.
         preconditions: whether any batch is large enough for more than its first-order steps.
-        workers: who divide its state.
+        workers: the workers that divide its state.
     """
     return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
 
@@ -35,10 +35,10 @@ def table_optimizer(
 ) -> RowRule:
     """Makes the optimizer of embeddings and linear weights, without its tables yet.
 
-    ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
+    ``owners`` are for each table the workers that divide it; by default all tables are whole here.
     """
     newton = config.linear_rule == "newton"
-    # Newton's rates are factors of its own steps; in place of AdaGrad's sums it has the information.
+    # Newton's rates are factors of its steps; instead of AdaGrad's sums it has the information.
     linear = (1.0, 0.0) if newton else (config.linear_learning_rate, config.linear_initial_accumulator)
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
     setup = RowSetup(
@@ -53,7 +53,7 @@ def table_optimizer(
     )
     if newton:
         features = [len(layout.features) for layout in layouts]
-        # A table whose features are not the log's (pairs) is a model of its own.
+        # A table whose features are not the log's (pairs) is a separate model.
         of_model = sum(not feature.of for layout in layouts for feature in layout.features)
         precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
         return RowNewton(setup, features, precisions)

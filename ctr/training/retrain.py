@@ -1,6 +1,6 @@
-"""Retrains: the same model, settings, seed and log once more, but for what machines and queues do not repeat (FF 5).
+"""Retrains: the same model, settings, seed and log once more, except for effects that vary in production (FF 5).
 
-Two of them have the prediction difference that production sees between equal models on other hardware.
+Two retrains have the prediction difference that production sees between equal models on other hardware.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class RetrainConfig(StrictModel):
 
     Attributes:
         kind: ``rounding``: each initial dense weight is moved by one unit in its last place, up or down. ``order``: the
-            rows of each query come in random order, so that sums over a batch are rounded otherwise at each step.
+            rows of each query come in random order, so that sums over a batch are rounded differently at each step.
             ``drop_rows``: a share of the queries is scored, and not learned from.
-        number: two retrains of one kind draw independently if they have other numbers.
+        number: two retrains of one kind with different numbers draw independently.
         share: the share of the queries that ``drop_rows`` leaves out.
     """
 
@@ -41,7 +41,7 @@ class RetrainConfig(StrictModel):
 def initial_weights(
     weights: Mapping[str, np.ndarray], retrain: RetrainConfig | None
 ) -> dict[str, np.ndarray]:
-    """Returns the dense weights, float32, that a retrain begins with; weights of 0 stay."""
+    """Returns the initial dense weights of a retrain, float32; weights of 0 stay."""
     if retrain is None or retrain.kind != "rounding":
         return {**weights}
     return {name: _moved(np.asarray(value), f"{retrain.salt} {name}") for name, value in weights.items()}
@@ -54,7 +54,7 @@ def _moved(values: np.ndarray, salt: str) -> np.ndarray:
 
 
 def learned_batch(batch: "Batch", retrain: RetrainConfig | None) -> "Batch":
-    """Returns a batch as a retrain learns from it, with the same rows and positions in the log as ``batch``."""
+    """Returns a batch in the form that a retrain learns from, with the same rows and positions in the log."""
     if retrain is None or retrain.kind == "rounding" or not len(batch.rows):
         return batch
     rows = batch.rows

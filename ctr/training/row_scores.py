@@ -1,4 +1,4 @@
-"""Scores of rows that are no batch of the log."""
+"""Scores rows that are no batch of the log."""
 
 from functools import partial
 

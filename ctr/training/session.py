@@ -1,4 +1,4 @@
-"""Sessions of a run: ``train`` makes one pass over a whole log, a ``Session`` goes on as the log grows.
+"""Sessions of a run: ``train`` makes one pass over a whole log, a ``Session`` continues as the log grows.
 
 Both give the same result. ``ctr.training.loop`` is the pass.
 """
@@ -42,12 +42,12 @@ class Process:
     """The process that trains.
 
     Attributes:
-        workers: the workers of a run, all of which do the same with its sessions; the first one writes the
-            files and calls what is to be called.
-        stop: asked after each batch why to stop; None: it goes on.
-        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
-            and with an empty one when that is over.
-        begun: ``time.perf_counter()`` when the user began to wait, from which on ``wall_seconds`` count.
+        workers: the workers of a run, all of which make the same calls of its sessions; the first one writes the
+            files and makes the callbacks.
+        stop: called after each batch; returns the reason to stop, or None.
+        phase: called with a word when an activity other than learning takes time (``checking rows``, ``compiling``),
+            and with an empty one when it ends.
+        begun: ``time.perf_counter()`` when the user's wait began, from which ``wall_seconds`` count.
     """
 
     workers: Workers = ALONE
@@ -68,21 +68,21 @@ def train(
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or resumes it from the newest checkpoint in ``run_dir``.
 
-    A run that has finished the log's present rows is not computed again. For arguments not named here see
+    A finished run is returned unchanged. For arguments not named here see
     ``open_session``.
 
     Args:
         record: publishes the predictions as this sidecar of the log, after the pass.
-        init_from: another run, from whose weights and place in the log a new one begins.
+        init_from: another run, whose weights and position in the log a new one begins with.
 
     Returns:
-        The content of summary.json; with ``record`` also ``recorded``, what was published, and of a run that was
-        begun from another one ``init_from``, with what.
+        The content of summary.json; with ``record`` also ``recorded``, the published sidecar, and for a run that was
+        begun from another one ``init_from``.
 
     Raises:
-        LearningError: all is written but the sidecar; nothing was learned, or the weights are of no use.
-        Interrupted: it was asked to stop; a checkpoint has all that it passed.
-        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
+        LearningError: all is written but the sidecar; nothing was learned, or the weights are useless.
+        Interrupted: a stop was requested; a checkpoint has all processed rows.
+        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or predictions cannot be published.
     """
     process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers
@@ -103,7 +103,7 @@ def train(
 
 
 def begin_step(inputs: Inputs, process: Process) -> CompiledStep:
-    """Makes the state that a run begins with, always the same, and the step that learns with it."""
+    """Makes the initial state of a run, equal in all calls, and the step that trains it."""
     state = fresh_state(inputs.config, inputs.schema, inputs.families, process.workers)
     return CompiledStep(state, inputs.config, phase=process.phase)
 
@@ -130,15 +130,15 @@ def open_session(
             in the log and the metrics of the pass so far: ``per_query_auc``, ``auc``, ``logloss``,
             ``calibration_bias``, ``calibration_ratio``, None where undefined. They may be those of a few calls before,
             and AUC that of the last window.
-        exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
+        exporter: writes a servable model of a snapshot when ``config.export`` requires one; for instance
             ``ctr.serving.export.export_from_run``.
-        wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
-            else it is refused where the configuration needs what the sidecar says.
-        begin: makes the state that a run begins with, the same at each call, and the step that learns with it.
+        wait_for_sidecars: a partition of the log without its sidecars waits, and those after it;
+            else it is refused if the configuration needs the sidecar.
+        begin: makes the initial state of a run, equal in all calls, and the step that trains it.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
+            environment or log, or in use, exports requested without an exporter, or inputs that differ by worker.
         WorkerLostError: another worker was lost.
     """
     process = process or Process()
@@ -180,7 +180,7 @@ class Advance(NamedTuple):
 
 
 class Session:
-    """A run that goes on in one process as its log grows; see ``open_session``."""
+    """A run that continues in one process as its log grows; see ``open_session``."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Finds newly published rows; returns whether there are any. Raises InputError if logs have changed."""
+        """Reads newly published partitions; returns whether rows were added. Raises InputError if logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)
@@ -209,18 +209,18 @@ class Session:
     def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
         """Scores and learns from newly published rows, batch by batch.
 
-        A batch that is not full waits for the partitions to come (unless ``batch.within_partitions``), and with a
+        A batch that is not full waits for the next partitions (unless ``batch.within_partitions``), and with a
         constraint log each batch waits until that log is published up to its time: so however the logs grew,
-        weights, metrics and predictions are those of one pass over them. A partition that a sidecar has to know and
-        does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
+        weights, metrics and predictions are those of one pass over them. A partition that a required sidecar
+        lacks is refused before anything of it is learned from, or waits (``open_session``); the session
         can advance once the sidecar has it.
 
-        ``partial`` leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
-        longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
-        scoring; what is learned from when is decided by the delay alone. ``stop`` leaves the rest to another
+        With ``partial`` only rows without sidecars wait. The last batch ends with the log, unlike in a pass over a
+        longer log; a resumed run restores it from a checkpoint only (``save``). Under a label delay this is about
+        scoring; the delay alone determines when rows are learned from. ``stop`` leaves the rest to another
         ``advance``.
 
-        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows;
+        Raises InputError: see ``refresh``; a sidecar lacks a new row; a damaged shard; too many faulty rows;
         too many steps in a row were skipped, or the weights are broken (the line names the rows).
         """
         self.refresh()
@@ -288,8 +288,8 @@ class Session:
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
 
-        Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
-        where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
+        Raises LearningError: all is written, but nothing was learned, or the weights are useless; Interrupted:
+        ``stop``, called after each batch, returned a reason, and a checkpoint has all; or InputError: see ``advance``.
         """
         run = self.run
         while True:

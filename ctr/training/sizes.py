@@ -1,7 +1,7 @@
-"""Sizes that rows, pairs, multivalent values and distinct ids are padded to: few, since each costs a trace or a buffer.
+"""Padded sizes of rows, pairs, multivalent values and distinct ids: few, since each costs a trace or a buffer.
 
 ``fit`` rounds each size of a batch by itself. Where XLA compiles the step for each combination of sizes, which may
-take minutes, whole batches are padded to few shapes: at most four, for any log, known before it is read::
+take minutes, whole batches are padded to few shapes: at most four, for any log, fixed before it is read::
 
     small    a sixteenth of ``batch.rows``; only where batches grow
     usual    ``batch.rows`` rows; of distinct ids half of what their single-valued features could have at most, of
@@ -9,7 +9,7 @@ take minutes, whole batches are padded to few shapes: at most four, for any log,
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
 
-A batch takes the first one that holds it: a function of the batch alone, so that a resumed run takes
+A batch uses the first one that holds it: a function of the batch alone, so that a resumed run uses
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
 constraint logs, which add rows to a batch, there is room for those.
@@ -62,7 +62,7 @@ FewShapes = tuple[Shape, ...]
 def fit(count: int, least: int = 64, step: int = 1, parts: int = 4) -> int:
     """Returns a size for ``count`` entries: beyond ``least`` a multiple of ``step``, at most 1/``parts`` of it empty.
 
-    ``parts``, a power of two, are the sizes from a power of two to the next one.
+    ``parts``, a power of two, is the number of sizes from a power of two to the next one.
     """
     if count <= least:
         return least
@@ -71,7 +71,7 @@ def fit(count: int, least: int = 64, step: int = 1, parts: int = 4) -> int:
 
 
 def fit_ids(count: int) -> int:
-    """Returns a size for ``count`` distinct ids: closer together than other sizes, since every row costs time."""
+    """Returns a size for ``count`` distinct ids, in finer steps than other sizes, because every row costs time."""
     return fit(count, least=256, step=256, parts=32)
 
 
@@ -86,7 +86,7 @@ def fit_shape(shapes: FewShapes, sizes: Shape) -> Shape | None:
 
 
 def require_shape(shapes: FewShapes, position: int, sizes: Shape) -> Shape:
-    """Finds the smallest shape that holds the batch at a position of the log. Raises InputError where none does."""
+    """Returns the smallest shape that holds the batch at a position of the log. Raises InputError if there is none."""
     shape = fit_shape(shapes, sizes)
     if shape is not None:
         return shape
@@ -118,10 +118,10 @@ def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayou
 
 
 def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShapes:
-    """Returns the shapes of small batches of which one call learns from many (``ctr.training.fused_steps``).
+    """Returns the shapes of small batches, many of which one call learns from (``ctr.training.fused_steps``).
 
-    None where the host has something to do between two steps, where a batch has rows of several logs or pairs, and
-    where all batches have few shapes.
+    None if the host has work between two steps, if a batch has rows of several logs or pairs, or
+    if all batches have few shapes.
     """
     if config.batch.steps_per_execution == 1 or config.jit is False or not config.fuses_steps:
         return ()
@@ -140,7 +140,7 @@ def is_fused_from(size: BatchSize, position: int) -> bool:
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:
-    """Returns the rows that a table may get."""
+    """Returns the maximum number of rows of a table."""
     ids = ids_of(config.ids, layout)
     return layout.rows + sum(ids.capacity_of(feature.name) for feature in layout.growing)
 

@@ -1,4 +1,4 @@
-"""Speed of models' steps, timed by turns in one process, so that a slow minute is slow for all."""
+"""Speed of models' steps, timed alternately in one process, so that a slow minute affects all."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ctr.training.state import TrainState
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from repeatedly; sidecar columns are made up."""
+    """A fresh model, and batches that it learns from repeatedly; sidecar columns have artificial values."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
@@ -57,7 +57,7 @@ def _with_teacher(batch: Batch) -> Batch:
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each turn in every round but the first, which compiles.
 
-    Every other round goes backwards, so that no turn always follows the same one, which may affect caches and threads.
+    Every other round is reversed, so that no turn always follows the same one, which may affect caches and threads.
     """
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):

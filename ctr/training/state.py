@@ -38,14 +38,14 @@ _CERTIFIED = ("shampoo/stack", "shampoo/status", "one_sided/")
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Names the weights of a model as in checkpoints."""
+    """Returns the weights of a model by their names in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
 class TrainState:
     """All variables that training changes, by name, and their division over the workers.
 
-    With several workers, this one's parts are read and set here.
+    With several workers, it reads and sets this worker's parts.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TrainState:
         self.experts = ExpertState(experts, self.weights)
         self._without_pairs = tables_of(experts.without_pairs, self.layouts)
         self.label_biases = label_biases(experts.network, self.weights)
-        # Weights that learn by steps of their own.
+        # Weights with separate Newton steps.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
@@ -89,21 +89,21 @@ class TrainState:
 
     @property
     def architecture(self) -> Architecture:
-        """The network."""
+        """Returns the architecture of the network."""
         return self.experts.experts.network
 
     @property
     def all_weights(self) -> dict[str, tf.Variable]:
-        """All weights but those of tables, by name."""
+        """Returns all weights except those of tables, by name."""
         return {**self.weights, **self.experts.weights}
 
     @property
     def active_layouts(self) -> tuple[TableLayout, ...]:
-        """The tables that a step reads, the first ones of all: the tables of the experts that learn."""
+        """Returns the tables that a step reads, the first ones of all: the tables of the experts that learn."""
         return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:
-        """Returns the experts that a batch's plans suffice for: without the pairs expert if its tables have none."""
+        """Returns the experts whose tables have plans in a batch: without the pairs expert if its tables have none."""
         return self.experts.experts if len(plans) == len(self.layouts) else self.experts.experts.without_pairs
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -118,7 +118,7 @@ class TrainState:
 
     @property
     def seat(self) -> Seat | None:
-        """Returns this process's place among the workers that divide each batch, or None if it is alone."""
+        """Returns this process's seat among the workers that divide each batch, or None if it is alone."""
         workers = self.workers
         return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.rows.divided)
 
@@ -129,7 +129,7 @@ class TrainState:
         return Sharding(workers.rank, workers.size, self.tables.lengths(), self.dense_optimizer.parts())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the values of all variables and maps, valid until the next step: where possible, their own memory."""
+        """Returns the values of all variables and maps, valid until the next step: where possible, without a copy."""
         return {name: _value(leaf) for name, leaf in self.leaves().items()}
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
@@ -147,7 +147,7 @@ class TrainState:
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """Yields this worker's part of all variables, large ones in pieces: name, first row and values.
 
-        TensorFlow hands a whole table out as a copy in memory that is touched first, which takes several times as long.
+        TensorFlow returns a whole table as a copy in fresh memory, which takes several times as long.
         """
         for name, leaf in self._written().items():
             rows = 0 if isinstance(leaf, np.ndarray) or leaf.shape.rank != 2 else row_count(leaf)

@@ -1,6 +1,6 @@
 """The training step: gather rows, score, losses, gradients, one sum over the group, a finite check, updates.
 
-Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and feeds them with batches.
+Contains functions of tensors only; ``ctr.training.compiled_step`` compiles them and calls them with batches.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
         logit: float32 [B], the prediction of record: from the weights before the update.
         applied: bool scalar; False when the loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
-        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss, their sum.
+        terms: float32 [T], the contribution of each of ``ctr.objective.losses.loss_terms`` to the loss, their sum.
         labels: for each further label its logits, float32 [B], from before the update as well.
     """
 
@@ -53,9 +53,9 @@ class StepResult(NamedTuple):
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
 
-    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of each
-    table's rows is made of, empty where the optimizer needs none; ``curvatures`` for each table the last fields of a
-    ``RowGradient``, None: not computed yet. ``gain`` is that of ``ctr.training.experts.learning.Lesson``.
+    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` by table the curvatures of the
+    loss that its rows sum, empty if the optimizer needs none; ``curvatures`` for each table the last fields of a
+    ``RowGradient``, None: not computed yet. ``gain`` as in ``ctr.training.experts.learning.Lesson``.
     """
 
     logits: list[tf.Tensor]
@@ -73,7 +73,7 @@ class BatchGradients(NamedTuple):
 class Scores(NamedTuple):
     """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
 
-    Or of K batches, whose good rows follow each other.
+    For K batches, the good rows of all batches in order.
     """
 
     logit: np.ndarray  # float32 [N], the predictions from before any update
@@ -84,15 +84,15 @@ class Scores(NamedTuple):
 
 
 class Step:
-    """The functions of tensors by which a run scores its batches and learns from them.
+    """Functions of tensors by which a run scores its batches and learns from them.
 
-    All take: ``targets`` of the batch's rows (``ctr.objective.targets``), ``plans`` for each table, and the present
+    All take: ``targets`` of the batch's rows (``ctr.objective.targets``), ``plans`` for each table, and the current
     values of ramps and learning rates, float32 scalars.
 
     Attributes:
         state: the variables that ``learn`` changes.
         objective: the objective of the run.
-        parts: parts of the model; it learns by the mean of their gradients, and the first one scores.
+        parts: parts of the model; it is trained by the mean of their gradients, and the first one scores.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -239,7 +239,7 @@ class Step:
         duals: list[tf.Tensor],
         part: Part,
     ) -> BatchGradients:
-        """Computes the scores of a batch, its loss, and the gradients to learn by."""
+        """Computes the scores of a batch, its loss, and the gradients."""
         state, objective = self.state, self.objective
         outside = objective.ranks_outside_embeddings
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
@@ -318,9 +318,9 @@ class Step:
     def _sum_over_workers(
         self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
     ) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the workers who divide a batch; logits stay local.
+        """Sums loss, gradients and curvatures over the workers that divide a batch; logits stay local.
 
-        Of divided tables this one keeps the sums for its own rows.
+        For divided tables this worker gets the sums of the rows that it holds.
         """
         if self._workers.size == 1:
             return batch
@@ -328,7 +328,7 @@ class Step:
         row_gradients, curvatures = self.state.tables.rows.add_up(
             gathered.plans, batch.row_gradients, curvatures
         )
-        # Separately: their shapes are static, so their number of bytes is known, and nothing is padded.
+        # Separately: their shapes are static, so that nothing is padded.
         with tf.name_scope("all_reduce"):
             loss, terms, *dense_gradients = self._workers.all_reduce(
                 [batch.loss, batch.terms, *batch.dense_gradients]

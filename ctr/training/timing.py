@@ -12,10 +12,10 @@ _STEPS_TIMED = 2**16
 
 
 class Timing:
-    """Times of the passes of this process; the time between two passes does not count in examples per second.
+    """Times of the passes of this process; examples per second exclude the time between passes.
 
-    ``roots`` returns the seconds that optimizers took for roots so far, by name; ``begun``: when the user began to
-    wait.
+    ``roots`` returns the seconds that optimizers took for roots so far, by name; ``begun``: when the user's wait
+    began.
     """
 
     def __init__(self, roots: Callable[[], Mapping[str, float]]) -> None:
@@ -35,7 +35,7 @@ class Timing:
             self.add(0)
 
     def add(self, examples: int) -> None:
-        """Counts examples that were passed, and the time since the last call."""
+        """Counts processed examples, and the time since the last call."""
         last, self._last = self._last, time.perf_counter()
         self._examples += examples
         self._seconds += self._last - last

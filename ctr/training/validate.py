@@ -30,13 +30,13 @@ def validate(
     """Refuses inputs that a run cannot start or resume with; returns the result of a finished run; changes no run.
 
     Args:
-        record: the sidecar that the predictions are to be published as.
-        source: the run that this one is to begin from.
-        follows: whether the log may still be missing: what depends on it is refused later.
+        record: the sidecar that the predictions will be published as.
+        source: the run that this one begins from.
+        follows: whether the log may still be missing: checks that require it are done later.
 
     Returns:
-        The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
-        now; None where there is something to compute.
+        The content of summary.json, if the run has processed the current log, constraint logs and sidecars;
+        None if there is something to compute.
 
     Raises:
         InputError: the log, the configuration, the workers, and ``run_dir`` do not fit each other.
@@ -56,7 +56,7 @@ def validate(
     logs = open_logs(log, config)
     config = logs.config
     if record is not None:
-        # Loaded here, as further down: without Arrow, a finished run's summary is shown sooner.
+        # Loaded here, as further down: without Arrow, a finished run's summary is printed sooner.
         from ctr.training.run.predictions import check_record
 
         check_record(log, config, run_dir, record)
@@ -102,7 +102,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def input_hashes(logs: Logs) -> dict[str, Any]:
-    """Hashes the present logs and sidecars of a run, by their keys in summary.json."""
+    """Hashes the current logs and sidecars of a run, by their keys in summary.json."""
     sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash
@@ -118,7 +118,7 @@ def input_hashes(logs: Logs) -> dict[str, Any]:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError: it was begun otherwise."""
+    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError if it was begun differently."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

@@ -1,6 +1,6 @@
-"""Processes that train together: how they start, find and hear each other, and what each holds.
+"""Processes that train together: how they start, connect and communicate, and which part of the state each holds.
 
-Begin with ``collectives.py``: ``Workers`` are the exchanges that a step makes; ``local.py`` makes them on one machine,
+Begin with ``collectives.py``: ``Workers`` has the exchanges of a step; ``local.py`` implements them on one machine,
 and joins a process to the others.
-``launch.py`` starts workers and starts them again. ``parts.py`` says which rows are whose.
+``launch.py`` starts and restarts workers. ``parts.py`` assigns rows to workers.
 """

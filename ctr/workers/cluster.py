@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"([^:\s\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 
 class WorkerLostError(PassingError):
-    """Another worker died, hangs or cannot be reached: a message of one line that names it where that is known."""
+    """Another worker died, hangs or cannot be reached; the message is one line that names it if it is identified."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Exchanges of workers in a step: sums, gathered parts, and parts for each other, by TensorFlow's collectives.
+"""Exchanges of workers in a step: sums, gathered tensors, and messages to each worker, by TensorFlow's collectives.
 
-All workers make the same calls in the same order. Sums go in an order that depends on the number of workers alone: all
-have the same bits, in every run. For a process alone nothing is added to the graph.
+All workers make the same calls in the same order. The order of a sum depends on the number of workers alone: all
+have the same bits, in every run. For a single process nothing is added to the graph.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _LOST = (
 
 
 class Workers:
-    """Workers that train together, as seen by one of them; a process alone has no ``names``.
+    """Workers that train together, as seen by one of them; a single process has no ``names``.
 
     ``timeout_seconds``: a step fails after waiting this long for a worker; 0: never. Between two steps, and
     in the first ones, which are compiled, others may take longer (``patience``).
@@ -62,11 +62,11 @@ class Workers:
 
     @property
     def patience(self) -> float:
-        """Seconds that others may take outside of steps: to compile, to check rows, to write; 0: any time."""
+        """Seconds that others may take outside of steps: to compile, to check rows, to write; 0: unlimited."""
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums floating-point tensors of one dtype, element by element; their shapes may differ from call to call."""
+        """Sums floating-point tensors of one dtype elementwise; their shapes may differ from call to call."""
         if self.size == 1 or not tensors:
             return list(tensors)
         # One message instead of many: each has its latency.
@@ -85,7 +85,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums as ``all_reduce`` with the sum's gradient, which is right if all compute the same from the sum."""
+        """Sums as ``all_reduce`` with the gradient of the sum, which is right if all compute the same from it."""
         if self.size == 1:
             return list(tensors)
 
@@ -126,7 +126,7 @@ class Workers:
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums int32 [N], element by element, which must fit; between two steps."""
+        """Sums int32 [N] elementwise, where all sums must fit into int32; between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.timeout(is_patient=True):
@@ -144,13 +144,13 @@ class Workers:
         return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, content: Any) -> Any:
-        """Returns the first worker's ``content``, of JSON's types, in all workers; between two steps."""
+        """Returns the first worker's ``content``, of JSON types, in all workers; between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
 
     def once(self, function: Callable[[], T]) -> T:
-        """Calls a function in the first worker alone; returns its result, of JSON, in all."""
+        """Calls a function in the first worker alone; returns its result, of JSON types, in all workers."""
         if self.size == 1:
             return function()
         with self.raise_if_any_failed():
@@ -160,7 +160,7 @@ class Workers:
 
     @contextmanager
     def raise_if_any_failed(self) -> Iterator[None]:
-        """Raises InputError in all workers if the block raised one in any; it must exchange nothing itself."""
+        """Raises InputError in all workers if the block raised one in any; the block must not communicate."""
         if self.size == 1:
             yield
             return
@@ -184,7 +184,7 @@ class Workers:
     def timeout(self, is_patient: bool) -> AbstractContextManager[None]:
         """Limits how long an exchange in the block waits for others: ``timeout_seconds``, or ``patience``.
 
-        A shorter limit of a block around this one still holds.
+        A shorter limit of an enclosing block still holds.
         """
         if self.size == 1:
             return nullcontext()
@@ -219,7 +219,7 @@ class Workers:
             log.info("left: %s", error)
 
     def agree(self, what: str, text: str) -> None:
-        """Raises InputError in all workers, with the addresses, if some have another text than the first."""
+        """Raises InputError in all workers, with the addresses, if the text of some differs from the first worker's."""
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
         digests = self.gather_numbers(digest)
         other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
@@ -328,10 +328,10 @@ def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
 def gather_divided(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:
-    """Gathers, in the first worker, an array dealt entry by entry to W workers by rank; empty in the others.
+    """Gathers, in the first worker, an array whose entries are dealt to W workers by rank; empty in the others.
 
-    ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is the
-    whole array's; ``piece`` entries of each worker are sent at once.
+    ``read`` returns a slice of this worker's entries, integers or float32 [N, ...]; ``length`` is the
+    whole array's; each message has ``piece`` entries of each worker.
     """
     held, most = len(range(group.rank, length, group.size)), -(-length // group.size)
     if group.size == 1:

@@ -1,11 +1,11 @@
 """Starts the workers of a run on this machine, monitors them, and restarts them when one is lost.
 
-The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). The exit status
-of one decides for all: 0: it is done. 1: bad input, which a restart would meet again, is final. 75: it has lost
-another worker, or met a fault that may pass. Any other status, or a signal: it died.
+The workers are processes of one command, each with a separate seat (``ctr.workers.seats``). The exit status
+of one decides for all: 0: the run is finished. 1: bad input, final, since a restart would fail again. 75: it has lost
+another worker, or met a transient fault. Any other status, or a signal: it died.
 
-A hanging worker is noticed by the others, whose exchanges with it time out: they end with 75,
-and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
+The others detect a hanging worker when their exchanges with it time out: they exit with 75,
+and the remaining one is the one that hangs. Then all are ended, and restarted from the last checkpoint.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """Plan of a launch, and callbacks for its progress."""
+    """Plan of a launch, with callbacks for its progress."""
 
     command: Sequence[str]
     size: int
@@ -87,11 +87,11 @@ class _Failure(NamedTuple):
 
 
 def launch(plan: Launch) -> int:
-    """Runs all workers until they are done, and returns the first one's status as a shell has it; for the main thread.
+    """Runs all workers until they are done; returns the first one's status as in a shell. Requires the main thread.
 
     The first worker writes to this process's standard output, all else goes to its log. SIGTERM and SIGINT are passed
-    on to all; a second one ends this process. However it ends, no worker outlives it. Raises InputError: bad input, or
-    another process uses the folder; WorkerLostError: workers were lost again and again.
+    to all; a second one ends this process. In any case, no worker outlives it. Raises InputError: bad input, or
+    another process uses the folder; WorkerLostError: workers were lost repeatedly without a checkpoint between.
     """
     make_folder(plan.folder)
     with (
@@ -184,7 +184,7 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
 
 
 def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _Heard, stop: Stop) -> bool:
-    """Waits until all have ended, or the failed ones are known; returns whether they were to stop."""
+    """Waits until all workers have ended, or the failed ones are identified; returns whether a stop was requested."""
     is_stopped, begun = False, None
     late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
@@ -215,7 +215,7 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
     """Returns the failed worker and why, or None once worker 0, which always exits last, has succeeded.
 
-    A worker that ended only because it lost another one is named only if nothing else is known.
+    A worker that ended only because it lost another one is returned only if no other failure explains the end.
     """
     if workers[0].process.returncode == 0:
         return None

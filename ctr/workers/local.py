@@ -1,6 +1,6 @@
-"""Workers of one machine: they exchange arrays in shared memory, announce them by notes, and listen on no port.
+"""Workers of one machine: they exchange arrays in shared memory, announce them by messages, and open no port.
 
-A worker has two areas of memory, which take turns: a worker that has the notes of an exchange knows that all others
+A worker has two areas of memory, used in turn: a worker that has the messages of an exchange knows that all others
 have read the arrays of the previous one. ``join`` joins a process to such workers, or to those of a cluster.
 """
 
@@ -39,7 +39,7 @@ _LOSS = -1
 _SWITCH_SECONDS = 0.0005
 
 _JOIN_SECONDS = 3600.0
-"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
+"""Wait for the first worker, which a scheduler may start later; TensorFlow's default for the others."""
 
 _HEARTBEAT_SECONDS = 20.0
 """Without a sign of life for this long, a worker's process is lost: its machine, the network, or it is stopped."""
@@ -50,9 +50,9 @@ class LostError(Exception):
 
 
 class Board:
-    """Exchanges of one worker; all make the same ones in the same order.
+    """Exchanges arrays with the other workers; all workers make the same calls in the same order.
 
-    An exchange waits for the others until ``until``, by ``time.monotonic``. ``lost`` has the lost workers, if any.
+    An exchange waits for the others until ``until``, by ``time.monotonic``. ``lost`` has the ranks of lost workers.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -65,7 +65,7 @@ class Board:
         self._lock = threading.Lock()
 
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
-        """Returns the arrays of all workers, flat, by rank; they stay as they are until the next exchange ends.
+        """Returns the arrays of all workers, flat, by rank, which stay unchanged until the next exchange ends.
 
         All must pass the same dtype, size and number of the call, else RuntimeError. After a LostError all others fail.
         """
@@ -197,7 +197,7 @@ class LocalWorkers(Workers):
         try:
             yield
         except (LostError, tf.errors.OpError):
-            # TensorFlow replaces an error in a step by one of its own.
+            # TensorFlow replaces an error in a step by another one.
             if self._board.lost is None:
                 raise
             raise WorkerLostError(self._loss(self._board.lost, "which died or hangs")) from None
@@ -244,7 +244,7 @@ class LocalWorkers(Workers):
 
 
 def join(member: Seat | Cluster | None, timeout: float) -> Workers:
-    """Joins the other workers, for up to an hour; must be called before TensorFlow computes anything."""
+    """Connects to the other workers, for up to an hour; must be called before TensorFlow computes anything."""
     if member is None or member.size == 1:
         return ALONE
     log.info("worker %d of %d: joining", member.rank, member.size)
@@ -271,7 +271,7 @@ def _start_server(cluster: Cluster) -> None:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    # Before the strategy is made, which would set it otherwise.
+    # Before the strategy is created, which would otherwise configure it.
     job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
     context.context().configure_coordination_service(
         service_type="standalone",

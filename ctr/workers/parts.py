@@ -1,4 +1,4 @@
-"""Arrays of which each worker holds a part: the assignment of rows, and how parts are joined again."""
+"""Arrays of which each worker holds a part: assigns the rows to workers, and joins the parts."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """Division of a worker's arrays, by name; any other array each worker has whole."""
+    """Names of the arrays that workers divide, with this worker's share; other arrays are whole on every worker."""
 
     def __init__(
         self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
@@ -52,7 +52,7 @@ class Sharding:
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
 
     def joined(self, other: "Sharding", prefix: str) -> "Sharding":
-        """Adds the division of the same worker's other arrays, whose names get a prefix."""
+        """Returns the division together with another one of the same worker, whose names get a prefix."""
         dealt = {f"{prefix}{name}": rows for name, rows in other._dealt.items()}
         parts = {f"{prefix}{name}": part for name, part in other._parts.items()}
         return Sharding(self._rank, self._size, self._dealt | dealt, self._parts | parts)
@@ -62,12 +62,12 @@ class Sharding:
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
-    """Deals a table's rows to a worker: every ``size``-th one, so that new rows spread evenly, too."""
+    """Returns the rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
     return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
 def shard(array: np.ndarray, part: Part) -> np.ndarray:
-    """Takes a part of a whole array. Raises ValueError if it is of another array."""
+    """Returns a part of a whole array. Raises ValueError if the part is of another array."""
     flat = array if part.shape is None else array.reshape(-1)
     if len(flat) != part.total:
         raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
@@ -94,7 +94,7 @@ def reshard_to(
 ) -> np.ndarray:
     """Joins one worker's part from others' parts; more may come in a later call, with the ``array`` so far.
 
-    Rows that are yet to come are zero. Raises ValueError: the parts are of different arrays.
+    Rows that are missing so far are zero. Raises ValueError: the parts are of different arrays.
     """
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]

@@ -1,4 +1,4 @@
-"""Reports of a worker to the process that started it: lines of JSON through a pipe that it has inherited."""
+"""Reports of a worker to the process that started it: lines of JSON through an inherited pipe."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ VARIABLE = "CTR_REPORTS"
 
 
 class Report(NamedTuple):
-    """One report of a worker: its rank, kind, and content of JSON's types."""
+    """One report of a worker: its rank, kind, and content of JSON types."""
 
     rank: int
     kind: str
@@ -27,7 +27,7 @@ class Reporter:
         os.set_inheritable(descriptor, False)
 
     def report(self, kind: str, **content: Any) -> None:
-        """Reports in one write, text cut to fit, without waiting: drops the report while the pipe is full or closed."""
+        """Writes a report, with text cut to fit, without waiting: drops the report while the pipe is full or closed."""
         line = _line(self.rank, kind, content)
         if len(line) > select.PIPE_BUF:
             # A character takes up to 12 bytes in JSON.
@@ -44,7 +44,7 @@ def _line(rank: int, kind: str, content: Mapping[str, Any]) -> bytes:
 
 
 def reporter_of() -> Reporter | None:
-    """Takes the pipe to the parent process from the environment, so that this process's children lack it."""
+    """Takes the pipe to the parent process from the environment, so that this process's children do not inherit it."""
     descriptor, _, rank = os.environ.pop(VARIABLE, "").partition(":")
     return Reporter(int(descriptor), int(rank)) if descriptor else None
 

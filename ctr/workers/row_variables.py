@@ -5,12 +5,12 @@ import tensorflow as tf
 
 
 def row_count(variable: tf.Variable) -> int:
-    """Returns the number of rows of a variable that may grow; reading its value would copy it."""
+    """Returns the number of rows of a growing variable, without a copy of its value."""
     return int(tf.raw_ops.VariableShape(input=variable.handle)[0])
 
 
 def rows_like(table: tf.Variable, row: np.ndarray) -> tf.Variable:
-    """Creates a variable with as many rows as ``table``, all of which begin as ``row``, float32 [C]."""
+    """Creates a variable with as many rows as ``table``, all with the initial value ``row``, float32 [C]."""
     value = tf.broadcast_to(row, [tf.shape(table)[0], len(row)])
     return tf.Variable(value, trainable=False, shape=[table.shape[0], len(row)])
 
@@ -28,5 +28,5 @@ def read_rows(variable: tf.Variable, begin: int, end: int) -> np.ndarray:
 
 
 def set_rows(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> None:
-    """Replaces some rows, each once."""
+    """Replaces rows of a variable; ``rows`` are distinct."""
     variable.scatter_update(tf.IndexedSlices(values, rows))

@@ -1,4 +1,4 @@
-"""Seats of workers on one machine: descriptors that each inherits, to reach the others, which nobody else can.
+"""Seats of workers on one machine: inherited descriptors, by which workers reach each other and nobody else can.
 
 The process that starts the workers makes a pair of connected sockets for every two of them, and areas of memory. None
 of it has a name, a path or an address, so that no other machine, and no process of another user, can connect.
@@ -20,7 +20,7 @@ AREAS = 2  # areas of memory of each worker, which take turns
 
 @dataclass(frozen=True)
 class Seat:
-    """Seat of one worker: descriptors of its sockets, by the others' ranks (-1 for its own), and of all areas."""
+    """Seat of one worker: descriptors of its sockets, by rank of the peer (-1 for itself), and of all areas."""
 
     rank: int
     sockets: tuple[int, ...]
@@ -39,7 +39,7 @@ class Seat:
 
 
 def make_seats(size: int) -> Iterator[Seat]:
-    """Yields each worker's seat, whose descriptors stay open until the next one is requested: start it before."""
+    """Yields each worker's seat; its descriptors are open until the next one is requested: start the worker before."""
     _allow_descriptors(size * size // 4 + size * (AREAS + 1))
     areas = tuple(tuple(os.memfd_create("ctr-worker") for _ in range(AREAS)) for _ in range(size))
     ends: dict[tuple[int, int], int] = {}
@@ -59,7 +59,7 @@ def make_seats(size: int) -> Iterator[Seat]:
 
 
 def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
-    """Takes this process's seat from the environment, so that its children lack it, or else reads TF_CONFIG."""
+    """Takes this process's seat from the environment, so that its children lack it; without one, reads TF_CONFIG."""
     text = environment.pop(VARIABLE, "")
     if not text:
         return read_cluster(environment)

@@ -1,4 +1,4 @@
-"""Time limits of exchanges, and the workers that TensorFlow's coordination service calls lost."""
+"""Time limits of exchanges, and the workers that TensorFlow's coordination service reports as lost."""
 
 import math
 import re
@@ -20,8 +20,8 @@ _TASK = re.compile(r"/task:(\d+)")
 class TimeLimit:
     """Aborts the exchanges of this process when they take too long.
 
-    TensorFlow's own limit keeps two threads asleep for each exchange until it has passed, also when the exchange is
-    long done: a minute of fast steps is thousands of threads.
+    TensorFlow's timeout keeps two threads asleep for each exchange until it has passed, even if the exchange has
+    finished: a minute of fast steps is thousands of threads.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class TimeLimit:
 
 
 def find_lost(message: str, rank: int, size: int) -> list[int]:
-    """Finds the workers that an exchange failed for, as far as that is known, in the message of TensorFlow's error."""
+    """Identifies the workers that made an exchange fail, by TensorFlow's error message; empty if none is identified."""
     if _SERVICE in message:
         # It runs in the first worker.
         return [0] if rank else []

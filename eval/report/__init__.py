@@ -1,7 +1,7 @@
-"""Report of one or more runs: one HTML file, offline, the same for the same results.
+"""Report of one or more runs: one offline HTML file, the same bytes for the same results.
 
-`courses` reads the sums, `figures` draws, `sentences` says the verdicts, and `page` fills the one
-template; the reports of experiments and of searches are in their rooms.
+`courses` reads the sums, `figures` draws, `sentences` formulates the verdicts, and `page` fills the one
+template; the reports of experiments and of searches are in `ctr.experiments` and `ctr.search`.
 """
 
 import json
@@ -53,8 +53,8 @@ Comparisons = Mapping[int, RunComparison | str]
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     """Writes the report of finished runs, comparing the others with the first, in whose folder it is by default.
 
-    The file appears whole or not at all, and replaces nothing but a report. Raises InputError: a run cannot
-    be read, or the file cannot be written, or is there and is no report.
+    The file appears whole or not at all, and replaces only a report. Raises InputError: a run is unreadable,
+    or the file cannot be written, or is no report.
     """
     if not runs:
         raise InputError("a report needs at least one run directory, got none")
@@ -67,12 +67,12 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def render_report(folders: Sequence[Path]) -> str:
-    """Renders the report as HTML; raises InputError where a run cannot be read."""
+    """Renders the report as HTML. Raises InputError where a run cannot be read."""
     return render_page(report_context(folders))
 
 
 def report_context(folders: Sequence[Path]) -> PageContext:
-    """Returns the content of the page about runs; raises InputError where a run cannot be read."""
+    """Returns the content of the page about runs. Raises InputError where a run cannot be read."""
     runs = reported_runs(folders)
     compared = _compare(runs)
     lead = (
@@ -162,7 +162,7 @@ def _results(runs: Sequence[ReportedRun], compared: Comparisons) -> Section:
         ]
         said = []
         folded.append(("What each run learned", "\n".join(whole)))
-    # Further labels are measured over the rows of which they are known.
+    # The metrics of a further label cover only the rows that have the label.
     for run in runs:
         for name, label in run.facts.labels.items():
             numbers = [

@@ -1,4 +1,4 @@
-"""Figures of a run derived from its sums: base-rate baselines, and metrics over the pass."""
+"""Data of a run's figures, derived from its sums: base-rate baselines, and metrics over the pass."""
 
 import numpy as np
 import pandas as pd
@@ -17,9 +17,9 @@ _MAX_POINTS, _LEAST_POINTS, _ENOUGH = 50, 5, 400
 def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
     """Returns the logloss of base-rate predictions, by name.
 
-    ``the base rate`` is the click rate of all rows. For each feature by which the run is sliced, ``base rate by
+    ``the base rate`` is the click rate of all rows. For each feature with slices, ``base rate by
     FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
-    Families of bias constraints are no features: their slices may be of the run's predictions.
+    Families of bias constraints are not used: their slices may depend on the run's predictions.
     """
     loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
     baselines = {"the base rate": quotient(loss, entropy)}
@@ -46,7 +46,7 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
 
 
 def has_event_time(timeline: Timeline) -> bool:
-    """Returns whether the windows' times spread them out."""
+    """Returns whether the windows have different times."""
     times = timeline.windows[:, 1:3]
     if not len(times) or times.min() < _FIRST_TIME or times.max() > _LAST_TIME:
         return False
@@ -71,9 +71,9 @@ def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
 
 
 def point_starts(examples: IntArray) -> IntArray:
-    """Returns the windows at which the points of a line begin, ascending from 0, from the windows' sizes [W].
+    """Returns the first window of each point of a line, ascending from 0, from the windows' sizes [W].
 
-    A point has the windows that begin in one of so many equal parts of the pass, 5 to 50, if possible of 400 examples.
+    A point joins the windows that begin in one of 5 to 50 equal parts of the pass, if possible of 400 examples or more.
     """
     if not len(examples):
         return np.zeros(0, np.int64)
@@ -85,9 +85,9 @@ def point_starts(examples: IntArray) -> IntArray:
 
 
 def merged_course(windows: pd.DataFrame, metric: str) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
-    """Returns a metric of `ctr.eval.run_files.read_windows` in points: means by weight, and their intervals.
+    """Returns a metric of `ctr.eval.run_files.read_windows` by point: means by weight, and their intervals.
 
-    Rows of the log up to each point's end, values and the ends of intervals, each [P].
+    Returns rows of the log up to each point's end, values and the ends of intervals, each [P].
     """
     starts = point_starts(windows["window_examples"].to_numpy())
     group = np.searchsorted(starts, np.arange(len(windows)), side="right")

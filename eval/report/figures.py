@@ -1,6 +1,6 @@
 """Figures of a page as SVG. The same numbers give the same bytes.
 
-Colors become variables of the page's style, so that it may be dark. Runs have a color and a marker by their place.
+Colors become variables of the page's style, so that it may be dark. A run's index selects its color and marker.
 """
 
 import io
@@ -63,7 +63,7 @@ _LONGEST_NAME = 24
 
 
 class Figure(NamedTuple):
-    """A figure with the words above it."""
+    """A figure with a title and a note."""
 
     title: str
     note: str
@@ -83,7 +83,7 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point of a plane with its name, and with ends of intervals where they are known."""
+    """A point of a scatter plot with its name, and with the ends of its intervals if there are any."""
 
     name: str
     x: Number
@@ -131,10 +131,10 @@ def courses(
     note: str = "",
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Figure | None:
-    """Draws courses over time, or over examples; None where none has two points.
+    """Draws courses over time, or over examples; returns None if none has two points.
 
-    The frame holds the values and the inner half of their bands, but for unusually wide ones, and lies `within` what
-    is possible; ``level`` is a line to compare with, drawn where it is near.
+    The axis covers the values and the inner half of their bands, except unusually wide ones, `within` the possible
+    range; ``level`` is a line to compare with, drawn if it is near.
     """
     drawn = [line for line in lines if np.isfinite(line.y).sum() > 1]
     if not drawn:
@@ -184,7 +184,7 @@ def by_name(
 ) -> Figure:
     """Draws each run's numbers by name, in rows, such as the importance of features, beside a ``level``.
 
-    The frame holds the values and their intervals, but for unusually wide ones.
+    The axis covers the values and their intervals, except unusually wide ones.
     """
     labels = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
     beside = min(0.7 / len(runs), 0.25)
@@ -214,7 +214,7 @@ def by_name(
 
 
 def plane(title: str, lines: Sequence[Sequence[Point]], labels: tuple[str, str], *, note: str = "") -> Figure:
-    """Draws points on a plane, such as accuracy over cost: for each arm those that a line joins, by ascending x."""
+    """Draws a scatter plot, such as accuracy over cost: for each arm the points joined by a line, by ascending x."""
 
     def fill(axes: Axes) -> None:
         for look, points in enumerate(lines):

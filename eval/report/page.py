@@ -1,6 +1,6 @@
 """The page of a report: one HTML file, offline and without a script, from text, tables and figures.
 
-All text is escaped: names come from logs of strangers.
+All text is escaped: names come from untrusted logs.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _MARKED_WITHIN = 1 << 16
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, in this order; ``folded`` opens on a click: texts as files, or tables."""
+    """A part of a page, in this order; ``folded`` (texts as files, or tables) opens on a click."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -32,7 +32,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PageContext:
-    """Content of a page; ``verdict`` stands first, ``marks`` are runs or arms in the order of their colors."""
+    """Content of a page; ``verdict`` comes first, ``marks`` are runs or arms in the order of their colors."""
 
     title: str
     lead: Sequence[str]
@@ -58,7 +58,7 @@ def render_page(context: PageContext) -> str:
 
 
 def is_page(path: Path) -> bool:
-    """Returns whether a file is a page that `render_page` made."""
+    """Returns whether a file is a page written by `render_page`."""
     with path.open("rb") as file:
         start = file.read(_MARKED_WITHIN)
     return start[:15].lower() == b"<!doctype html>" and _MARK in start

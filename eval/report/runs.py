@@ -1,4 +1,4 @@
-"""Runs as a report shows them."""
+"""Data of runs for a report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _DETAILS_SHOWN = 5
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fault = tuple[str, float, list[str]]
-"""What went wrong, how often, and the first of them, or what they were."""
+"""A kind of fault: its title, its count or share, and the first faults or a description."""
 
 
 class FeatureFacts(BaseModel):
@@ -40,7 +40,7 @@ class RootCounts(BaseModel):
 
 
 class RunFacts(BaseModel):
-    """Content of summary.json beside numbers, as far as a report shows it."""
+    """Content of summary.json besides metrics, as far as a report shows it."""
 
     features: dict[str, FeatureFacts]
     slice_names: dict[str, dict[int, str]]  # by feature and id, in the order of a table
@@ -54,7 +54,7 @@ class RunFacts(BaseModel):
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run with what its files say."""
+    """A run with the content of its files."""
 
     name: str
     look: int  # the run's index, which decides its color
@@ -76,7 +76,7 @@ class ReportedRun:
 
 
 def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Reads finished runs; raises InputError where one cannot be read, or is given twice."""
+    """Reads finished runs. Raises InputError where one cannot be read, or is listed twice."""
     reported = []
     names = run_files.distinct_names(folders)
     for look, (folder, name) in enumerate(zip(folders, names, strict=True)):

@@ -125,7 +125,7 @@ def _change(metrics: pd.DataFrame, metric: str) -> str:
 
 
 def worst_slice(slices: Sequence[tuple[str, pd.DataFrame]]) -> str:
-    """Names the slice whose predicted over actual clicks are the furthest from 1 for certain.
+    """Names the slice whose predicted over actual clicks are certainly the furthest from 1.
 
     ``slices``: by feature, tables with name, calibration_ratio and its ends. The distance is that of the interval's
     nearer end, on the scale of logarithms.

@@ -7,11 +7,11 @@ For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed 
     V = R C / (1^T R),    U = G / sqrt(V),    X -= a U / max(1, RMS(U) / d)
     a = max(e2, RMS(X)) rho
 
-Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, with an R and C each; RMS(U)
-and RMS(X) are of the whole tensor. **Of tables** a batch moves some rows only, those whose gradient is not zero. So
-R_i is the average of the mean square of row i over the steps that touched it, with a step number t_i of its own; C_j
-that of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is that of the touched rows. Where every
-step touches all rows this is algorithm 4 to the last digit of arithmetic.
+Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, each with its R and C; RMS(U)
+and RMS(X) are of the whole tensor. **Of tables** a batch changes only the rows with a gradient that is not zero. So
+R_i is the average of the mean square of row i over the steps that touched it, t_i in number; C_j
+the average of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is over the touched rows. Where every
+step touches all rows this equals algorithm 4 up to rounding.
 """
 
 import math
@@ -26,7 +26,7 @@ from ctr.optim.variables import Create, Variables, create_variable
 
 
 def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
-    """Computes b at a step, a float tensor of any shape, 1 at the first step, where b is 0."""
+    """Computes b at a step, a float tensor of any shape that is 1 at the first step, where b is 0."""
     if options.beta2 is None:
         return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
     # In float32 1 - beta2^t has few digits at first.
@@ -35,7 +35,7 @@ def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor
 
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Computes U = G / sqrt(R C / 1^T R), [..., n, m], of R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
+    """Computes U = G / sqrt(R C / 1^T R), [..., n, m], from R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
     # Each factor by itself: their product would underflow float32 where gradients are tiny.
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
     scaled = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
@@ -59,7 +59,7 @@ def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None
 
 
 def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes the RMS, a scalar, of touched rows of [U, C] alone if ``touched`` [U, 1] is given; 0 for no elements."""
+    """Computes the RMS, a scalar, of [U, C], or of its ``touched`` rows (bool [U, 1]) alone; 0 for no elements."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
@@ -74,7 +74,7 @@ def step_size(
     step: tf.Tensor,
     touched: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float, 1 at first."""
+    """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float from 1 on."""
     if options.inverse_sqrt:
         rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
     if not options.relative_steps:
@@ -83,11 +83,11 @@ def step_size(
 
 
 class AdafactorCore(GradientSteps):
-    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows.
+    """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that are trained by rows.
 
-    Its ``variables`` are float64 where a weight is, else float32. Of the weight i there are ``tensor{i}/rows`` and
-    ``/columns``, or ``/moment``; with beta1 ``/average``; of a table ``/rows`` [R, 1], ``/touched`` [R, 1],
-    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight that is no table had
+    Its ``variables`` are float64 for a float64 weight, else float32. The weight i has ``tensor{i}/rows`` and
+    ``/columns``, or ``/moment``; with beta1 ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1],
+    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight but a table had
     no gradient.
     """
 
@@ -192,11 +192,11 @@ class AdafactorCore(GradientSteps):
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), at))
 
     def report(self) -> dict[str, float | int]:
-        """Returns the number of steps that were skipped for a gradient that is not finite."""
+        """Returns the number of steps that were skipped because of a gradient that is not finite."""
         return {"nonfinite_steps": int(self.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """Returns a line for each weight: its shape, how its moments are kept, and their bytes."""
+        """Returns a line for each weight: its shape, the form of its moments, and their bytes."""
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):

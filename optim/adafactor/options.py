@@ -1,4 +1,4 @@
-"""Options of Adafactor, checked at construction."""
+"""Options of Adafactor, validated at construction."""
 
 from typing import Annotated
 
@@ -14,19 +14,19 @@ class AdafactorOptions:
         >>> AdafactorOptions(beta1=0.9).beta1
         0.9
 
-    Defaults are ADAFACTOR's.
+    Defaults are those of ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).
-        epsilon2: the least root mean square of a weight that relative steps are relative to.
-        clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
+        epsilon2: the lower bound of the weight's root mean square in relative steps.
+        clipping: ``d``: updates with a larger root mean square are scaled down to it; 0: none.
         decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); 1: their means.
-        beta2: constant decay of second moments, corrected for its bias (7.1; table 2, lines A to J), in the place of
+        beta2: constant decay of second moments, corrected for its bias (7.1; table 2, lines A to J), instead of
             ``decay_power``; None: ``decay_power`` decides.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
-        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
-        beta1: decay of the moving average of updates; 0: none (section 4). Of tables that learn by rows there is none.
+        factored: store sums by row and by column instead of one number for each element, if there are two dimensions.
+        beta1: decay of the moving average of updates; 0: none (section 4). Tables trained by rows have none.
     """
 
     epsilon1: NotNegative = 1e-30

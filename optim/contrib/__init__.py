@@ -1,5 +1,5 @@
-"""Optimizers and statistics beside the core, which imports none of them.
+"""Additional optimizers and statistics; the core imports none of them.
 
-``presets.py`` has the settings of papers; ``backpack.py`` has statistics of a batch, and ``gauss_newton.py`` descent by
-them; ``tf_keras.py`` has the optimizers for Keras 2.
+``presets.py`` has the settings of papers; ``backpack.py`` has statistics of a batch, and ``gauss_newton.py`` descends
+with them; ``tf_keras.py`` has the optimizers for Keras 2.
 """

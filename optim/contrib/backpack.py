@@ -1,4 +1,4 @@
-"""Statistics beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
+"""Statistics beyond the gradient of a batch: of rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
 
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_nt at T positions
 and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convolution are its patches)::
@@ -9,7 +9,7 @@ and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convol
     second_moment        1/N sum_n (sum_t a_nt (x) dz_nt)^2
     variance             second_moment - gradient^2
     ggn                  1/N sum_n sum_k (sum_t a_nt (x) J_nt^T s_nk)^2       s_nk: columns of the root of l_n's Hessian
-    ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
+    ggn_mc               the same with M drawn gradients instead of the columns, and 1/M
     hessian              1/N sum_n sum_tu a_nt a_nu diag(d2 l_n / d z_nt d z_nu)        exact, with all residual terms
     kfac, kflr           A = 1/N sum_n sum_t a_nt a_nt^T
                          B = 1/N sum_n sum_k b_nk b_nk^T of the drawn, or all, b_nk = sum_t J_nt^T s_nk
@@ -51,7 +51,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities by name, of the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
+    """Quantities by name, in the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -70,8 +70,8 @@ def statistics_of(
     """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
 
     Args:
-        model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
-            are run as in prediction; ``kfra`` is defined for Sequential ones alone.
+        model: a built Keras model, Sequential or Functional, of these and of layers without trainable weights, which
+            are run as in prediction; ``kfra`` is defined for Sequential models alone.
         loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.
@@ -79,7 +79,7 @@ def statistics_of(
         seed: seed of the draws.
 
     Raises:
-        ValueError: a quantity, loss or layer that is not known, or not defined here.
+        ValueError: a quantity, loss or layer is unknown or not supported.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, name="click")])

@@ -1,4 +1,4 @@
-"""Gradient descent that is preconditioned by a damped Gauss-Newton matrix of the batch (BACKPACK 4, appendix C.3).
+"""Gradient descent preconditioned by a damped Gauss-Newton matrix of the batch (BACKPACK 4, appendix C.3).
 
 For the weights theta of a layer's matrix or bias, whose block of the matrix is G, a learning rate alpha, a damping
 lambda and an l2 regularization of strength eta::
@@ -10,8 +10,8 @@ damped inverse for the product of two (eq. 28), with pi by traces (eq. 29)::
 
     (A + pi sqrt(lambda + eta) I)^-1 (x) (B + 1/pi sqrt(lambda + eta) I)^-1
 
-The G of a bias is B itself. Curvature comes from the present batch alone, without averages: the paper's rule shows the
-value of the quantities, and is no finished optimizer.
+The G of a bias is B itself. Curvature comes from the current batch alone, without averages: the paper's rule shows the
+value of the quantities, and is not meant as a complete optimizer.
 """
 
 from typing import Any, Literal, get_args
@@ -28,7 +28,7 @@ Curvature = Literal["ggn", "ggn_mc", "kfac", "kflr", "kfra"]
 
 
 class GaussNewtonTrainer:
-    """Trains a model of dense layers and convolutions; frozen layers stay as they are.
+    """Trains a model of dense layers and convolutions; frozen layers stay unchanged.
 
         >>> model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
         >>> trainer = GaussNewtonTrainer(model, "binary_crossentropy", "kflr")
@@ -48,11 +48,11 @@ class GaussNewtonTrainer:
         seed: seed of drawn labels.
 
     Attributes:
-        steps: number of batches taken.
+        steps: number of batches processed.
         nonfinite_steps: number of batches with a gradient or direction that was not finite; they changed nothing.
 
     Raises:
-        ValueError: an argument or a layer that is not allowed.
+        ValueError: an argument or a layer is not allowed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Options of Shampoo that take the steps of a paper's algorithm: ``Shampoo(0.02, **vars(presets.FF))``."""
+"""Options of Shampoo for the algorithms of papers: ``Shampoo(0.02, **vars(presets.FF))``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,7 +16,7 @@ FF = ShampooOptions(
     start_preconditioning_step=50,
 )
 """FF 4.2: AdaGrad's step size for each layer, Nesterov momentum of the preconditioned gradient, blocks, and roots
-L^(-1/4) in float64 on the host, every 50 steps and while the device goes on. FF gives no number of steps and no
+L^(-1/4) in float64 on the host, every 50 steps and while the device continues. FF gives no number of steps and no
 damping; that is relative here."""
 
 PSO = ShampooOptions(
@@ -51,10 +51,10 @@ PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
 
 
 def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a preset with changes as plain values, not checked yet.
+    """Returns the options of a preset with changes as plain values, not validated yet.
 
     In ``pso`` a changed ``precondition_frequency`` sets the first exchange, too, and the step after it, from which
-    Shampoo's direction is taken, as in the algorithm.
+    Shampoo's direction is used, as in the algorithm.
     """
     values, tau1 = asdict(PRESETS[name]), changes.get("precondition_frequency")
     if name == "pso" and isinstance(tau1, int):

@@ -37,7 +37,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         self._built = True
 
     def _deduplicate_sparse_grad(self, grads: Sequence[Gradient]) -> Sequence[Gradient]:
-        # Repeated rows are summed later, where the tables are known; Keras' way does not compile.
+        # ``apply_gradients`` sums repeated rows of tables later; Keras' way does not compile.
         return grads
 
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
@@ -92,17 +92,17 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(common.ShampooArguments, _Optimizer):
-    """Shampoo."""
+    """Shampoo for Keras 2."""
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Soap(common.SoapArguments, Shampoo):
-    """Shampoo with the defaults of SOAP."""
+    """SOAP for Keras 2: ``Shampoo`` with the defaults of SOAP."""
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(common.AdafactorArguments, _Optimizer):
-    """Adafactor."""
+    """Adafactor for Keras 2."""
 
 
 class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):

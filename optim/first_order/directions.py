@@ -1,14 +1,14 @@
 """Directions P of first-order optimizers, whose steps are W -= rate * P.
 
-    adagrad   D += G^2                     P = G / (sqrt(D) + eps)         eps of its own, 0 by default
+    adagrad   D += G^2                     P = G / (sqrt(D) + eps)         a separate eps, 0 by default
     rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)
     adam      as rmsprop, D bias-corrected
     sgd                                    P = G
     lars                                   P = |W| / |G| G                 layer by layer
     lamb      as adam, P'                  P = |W| / |P'| P'               layer by layer
 
-The second moment always takes the gradient itself; with a moving average of gradients (PT 3.1.1) the direction
-takes that. The factor of LARS and LAMB is 1 where one of the norms is 0, so that weights that begin at 0 move.
+The second moment always uses the gradient itself; with a moving average of gradients (PT 3.1.1) the direction
+uses the average. The factor of LARS and LAMB is 1 if one of the norms is 0, so that weights of 0 move.
 """
 
 import tensorflow as tf
@@ -29,7 +29,7 @@ def direction(
 ) -> tf.Tensor:
     """Computes the direction, of the gradient's shape and dtype, before any layer-wise factor.
 
-    The accumulator has the present gradient in it; ``step``, int64, is 1 at the first step.
+    The accumulator includes the current gradient; ``step``, int64, is 1 at the first step.
     """
     if isinstance(options, AdaGrad) and accumulator is not None:
         root = tf.sqrt(accumulator)
@@ -44,7 +44,7 @@ def direction(
 
 
 def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
-    """Computes |W| / |P|, scalar; 1 where one of the norms is 0."""
+    """Computes |W| / |P|, scalar; 1 if one of the norms is 0."""
     return tf.where(
         (weight_norm > 0) & (norm > 0), tf.math.divide_no_nan(weight_norm, norm), tf.ones_like(norm)
     )
@@ -60,7 +60,7 @@ def momentum_step(
     """Computes the new average M = mu M + (1 - mu) P, and the step: M, or mu M + (1 - mu) P (Nesterov, PT eq. 33-34).
 
     Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). Without ``active``,
-    a bool scalar, the average stays as it is.
+    a bool scalar, the average stays unchanged.
     """
     added = (1.0 - momentum) * direction
     new = momentum * average + added

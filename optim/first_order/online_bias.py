@@ -1,4 +1,4 @@
-"""Newton's steps for the bias of a logistic model whose base rate may drift, fast, slowly or not at all.
+"""Newton's steps for the bias of a logistic model whose base rate may drift, quickly, slowly or not at all.
 
 Several biases learn side by side, each assuming that the true one moves by a random walk whose variance grows by v
 while the log grows by a factor of e (``WALKS``). For each, with the sums G of the batch's gradient and H of its
@@ -6,9 +6,9 @@ curvature::
 
     A = (1 - k n / N) A        A = A / (1 + v n / N A) + H        b = b - G / (A + P)
 
-n is the weight of the batch and N the weight of all batches up to it; P keeps early steps small, and k = ``FORGETTING``
-lets everything count less as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the
-curvature of one. The bias of the model is the mean of all, weighted by exp(-loss) of the log so far: in the long run
+n is the weight of the batch and N the weight of all batches up to it; P limits early steps, and k = ``FORGETTING``
+discounts everything as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the
+curvature of one. The bias of the model is the mean of all, weighted by exp(-loss) over the log so far: in the long run
 it is hardly worse than the best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
 """
 

@@ -1,11 +1,11 @@
-"""Newton's steps for a few weights that a logistic loss is exact in: offsets, gates.
+"""Newton's steps for a few weights with a logistic loss: offsets, gates.
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
-g and h are the loss's first and second derivative by the logit, x what the weights multiply, n the weight of the
-batch and N that of all batches up to it. P keeps early steps small. With k = 0 these are the sums over the whole
+g and h are the loss's first and second derivative by the logit, x the inputs that the weights multiply, n the weight of
+the batch and N that of all batches up to it. P limits early steps. With k = 0 these are the sums over the whole
 past, as if the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts,
-however long it is, so that the weights follow a drift and still become steady.
+whatever its length, so that the weights follow a drift and still become steady.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ MAX_STEP = 1.0  # no step moves a weight further: the first batches may have no 
 
 
 class CalibrationStep(NamedTuple):
-    """A step of K weights: the move of each, float32 [K], and the other state after it."""
+    """A step of K weights: the change of each, float32 [K], and the other state after it."""
 
     move: tf.Tensor
     after: tuple[tf.Tensor, ...]
 
 
 class BatchSums(NamedTuple):
-    """Sums over a batch's rows and workers: g x [K], h x x' [K, K], n; of a bias all are scalars. Float32."""
+    """Sums over a batch's rows and workers: g x [K], h x x' [K, K], n; for a bias all are scalars. Float32."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -42,7 +42,7 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` k."""
+    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` is k."""
 
     def __init__(
         self,

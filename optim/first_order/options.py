@@ -1,4 +1,4 @@
-"""Options of first-order optimizers whose step sizes others take (grafting: PSO App. G; PT 2.4)."""
+"""Options of first-order optimizers whose step sizes are grafted (PSO App. G; PT 2.4)."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from ctr.optim.option_types import STRICT, Decay, NotNegative, option_dataclass
 
-# Where no kind is given, it is AdaGrad.
+# Without ``kind`` the options are AdaGrad's.
 _OF_A_KIND = ConfigDict(**STRICT, json_schema_extra={"required": ["kind"]})
 
 
@@ -16,9 +16,9 @@ class Graft:
     """Transfer of a first-order optimizer's step size to a layer.
 
     Attributes:
-        kind: which optimizer.
+        kind: the optimizer.
         norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
-            directions keep their own, as in SOAP, and this optimizer trains only tensors without a preconditioner.
+            directions keep their norm, as in SOAP, and this optimizer trains only tensors without a preconditioner.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
             first-order directions each, before one takes the norm of the other (PSO II).
     """
@@ -77,7 +77,7 @@ class RMSprop(SecondMoments):
 
 @option_dataclass(_OF_A_KIND)
 class Adam(SecondMoments):
-    """RMSprop with its second moments corrected for their start."""
+    """RMSprop with bias-corrected second moments."""
 
     kind: Literal["adam"] = "adam"
 

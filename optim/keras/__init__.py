@@ -1,5 +1,5 @@
 """Optimizers of Keras 2 and Keras 3: Shampoo, SOAP and Adafactor in ``model.compile``.
 
-Begin with ``common.py``, what both Kerases share; ``keras3.py`` and ``ctr.optim.contrib.tf_keras`` fit it to the base
+Begin with ``common.py``, shared by both Kerases; ``keras3.py`` and ``ctr.optim.contrib.tf_keras`` adapt it to the base
 class of each. ``replicas.py`` divides blocks and state over the replicas of ``tf.distribute``.
 """

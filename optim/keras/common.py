@@ -29,7 +29,7 @@ _SHARED = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum"
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
-"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding, by its own name."""
+"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding."""
 
 
 def _check_tables(tables: Any) -> None:
@@ -45,7 +45,7 @@ def _check_tables(tables: Any) -> None:
 
 
 def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) -> None:
-    """Raises ValueError for a variable of whole or complex numbers."""
+    """Raises ValueError for a variable of integers or complex numbers."""
     for variable, name in zip(variables, names, strict=True):
         dtype = tf.as_dtype(variable.dtype)
         if not dtype.is_floating:
@@ -65,12 +65,12 @@ def differences(options: Any, defaults: Any) -> dict[str, Any]:
 
 
 class OptimizerMixin:
-    """Parts of an optimizer that both Keras have in common; stands before Keras' own class.
+    """Parts of an optimizer that both Keras have in common; precedes Keras' base class among the bases.
 
     Attributes:
         title: the optimizer's name in messages.
         option_type: the class of its ``options``.
-        keras_options: names of the options of one Keras alone.
+        keras_options: names of the options that only one Keras has.
         schedule_type: the type of its schedules of learning rates.
     """
 
@@ -99,11 +99,11 @@ class OptimizerMixin:
         self.options, self.tables, self.driven = options, tables, False
 
     def _init_keras(self, learning_rate: Any, **options: Any) -> None:
-        """Calls the constructor of Keras' own class."""
+        """Calls the constructor of Keras' base class."""
         raise NotImplementedError
 
     def _checked(self, rate: Any) -> Any:
-        """Returns a schedule unchanged, a number as a float; raises ValueError for a rate that no step can use."""
+        """Returns a schedule unchanged, a number as a float. Raises ValueError for a rate that no step can use."""
         # In a graph a tensor has no value yet.
         if isinstance(rate, self.schedule_type) or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
             return rate
@@ -126,13 +126,13 @@ class OptimizerMixin:
 
     @property
     def core(self) -> Any:
-        """The optimizer itself, from the first step, or ``build``, on."""
+        """Returns the optimizer's core, which exists from the first step, or ``build``, on."""
         if not hasattr(self, "_core"):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
         return self._core
 
     def exchange(self) -> None:
-        """Exchanges roots, if that is due, where steps that XLA compiles leave it to the time between them."""
+        """Exchanges roots with the host if due; call it between steps that XLA compiles."""
         if self._replicas is None:
             self.core.exchange()
 
@@ -159,7 +159,7 @@ class OptimizerMixin:
         added: dict[str, Any] = {"tables": self.tables}
         if isinstance(self, ShampooArguments):
             added["num_replicas_per_group"] = self.num_replicas_per_group
-        # Keras' own decay is never on, and not an option of each kind.
+        # Keras' weight decay is never on, and not an option of each kind.
         plain = {name: value for name, value in config.items() if name != "weight_decay"}
         return {**plain, **dataclasses.asdict(self.options), **added}
 
@@ -224,29 +224,29 @@ class OptimizerMixin:
 class ShampooArguments:
     """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
-    Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars follow the grafted
-    optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows that a batch touches.
+    Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars use the grafted
+    optimizer (AdaGrad); the rows of embedding tables use AdaGrad on the rows that a batch touches.
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
         tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
-            sparse gradient of any other variable is made dense.
+            sparse gradient of any other variable is converted to a dense one.
         name: name of the optimizer.
         num_replicas_per_group: of a ``tf.distribute`` strategy, the replicas that divide blocks among them (PT 4.1.2);
             None: all of them; 1: each keeps all. It divides the number of replicas; without a strategy it has no
             effect.
-        **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' own ``clipnorm``,
+        **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' ``clipnorm``,
             ``clipvalue``, ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with
             Keras 3, ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
     Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, each of which
-    keeps the state of its own blocks and computes their directions. The loss of each replica must therefore be its
-    share of the loss of the whole batch, as ``fit`` makes it. What is saved does not depend on the number of replicas;
+    holds the state of some blocks and computes their directions. The loss of each replica must therefore be its
+    share of the loss of the whole batch, as ``fit`` makes it. A checkpoint does not depend on the number of replicas;
     of several processes, all must save.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
         RuntimeError: XLA compiles the step of several replicas.
 
@@ -288,7 +288,7 @@ class SoapArguments:
         **options: all others of ``Shampoo``, and ``tables`` and ``name``.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
         RuntimeError: XLA compiles the step of several replicas.
     """
@@ -303,22 +303,22 @@ class SoapArguments:
 
 
 class AdafactorArguments:
-    """Adafactor as its paper prints it (Shazeer and Stern, 2018, algorithms 4-6).
+    """Adafactor as printed in its paper (Shazeer and Stern, 2018, algorithms 4-6).
 
         >>> Adafactor(beta1=0.9)
         Adafactor(0.01, beta1=0.9)
 
-    Second moments of matrices are kept by rows and columns. The rows of embedding tables learn by themselves, by
+    Second moments of matrices are factored into rows and columns. The rows of embedding tables learn by themselves, by
     factored moments of the rows that batches touched (``ctr.optim.adafactor.core``).
 
     Args:
         learning_rate: a number or a schedule; the largest relative step size rho.
         tables: regular expression for the names of matrices whose rows learn by themselves; None: no such variables.
         name: name of the optimizer.
-        **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' own, as ``Shampoo`` has.
+        **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' options of ``Shampoo``.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         TypeError: there is no such option.
     """
 
@@ -329,11 +329,11 @@ class AdafactorArguments:
 
 
 class CallbackMixin:
-    """Exchanges roots during ``fit``, and reports how they are doing.
+    """Exchanges roots during ``fit``, and logs counters of roots.
 
-    With ``jit_compile=True`` it has roots computed by the host, between the steps; without it they are
+    With ``jit_compile=True`` the host computes roots between the steps; otherwise they are
     computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
-    epoch, where Keras' History and TensorBoard callbacks that come after it find them. The model's optimizer is
+    epoch, for Keras' History and TensorBoard callbacks that come after it. The model's optimizer is
     Shampoo, or a ``MultiOptimizer`` of Keras 3 with one Shampoo in it.
 
         >>> import tensorflow as tf

@@ -26,7 +26,7 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        # Keras 3 takes its own variables, and plain ones of TensorFlow, which have no path.
+        # Keras 3 takes Keras variables, and plain variables of TensorFlow, which have no path.
         names = [getattr(variable, "path", variable.name) for variable in variables]
         common.check_variables(self.title, variables, names)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -68,17 +68,17 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Shampoo(common.ShampooArguments, _Optimizer):
-    """Shampoo."""
+    """Shampoo for Keras 3."""
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Soap(common.SoapArguments, Shampoo):
-    """Shampoo with the defaults of SOAP."""
+    """SOAP for Keras 3: ``Shampoo`` with the defaults of SOAP."""
 
 
 @keras.saving.register_keras_serializable(package="ctr")
 class Adafactor(common.AdafactorArguments, _Optimizer):
-    """Adafactor."""
+    """Adafactor for Keras 3."""
 
 
 class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):

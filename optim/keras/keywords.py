@@ -1,6 +1,6 @@
-"""Types of the keywords of the optimizers, for editors and type checkers; values are checked by the options themselves.
+"""Types of the keywords of the optimizers, for editors and type checkers; the options validate the values.
 
-What each means is said by the dataclasses of options, which a test compares these with.
+The dataclasses of options describe each keyword; a test compares them with these types.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Changes = Mapping[str, Any]
 
 
 class KerasKeywords(TypedDict, total=False):
-    """Keywords of every optimizer here, which are Keras' own but ``tables``."""
+    """Keywords of every optimizer here: ``tables``, and those of Keras' optimizers."""
 
     tables: str | None
     name: str | None

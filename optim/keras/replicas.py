@@ -1,8 +1,8 @@
-"""Replicas of a tf.distribute strategy that divide Shampoo's blocks (PT 4.1), their steps, and their state as a whole.
+"""Replicas of a tf.distribute strategy that divide Shampoo's blocks (PT 4.1): their steps, and their state as a whole.
 
 Each block has one owner in each group of replicas (PT 4.1.2), which alone keeps its statistics, roots and element-wise
-state; the directions are gathered at each step. The state lies in plain variables on the devices of its owners. Keras
-and tf.train.Checkpoint see it as a ``WholeVariable`` for each array that one replica would have: what is saved does
+state; the directions are gathered at each step. The state is in plain variables on the devices of its owners. Keras
+and tf.train.Checkpoint see it as a ``WholeVariable`` for each array that one replica would have: a checkpoint does
 not depend on the number of replicas.
 """
 
@@ -22,7 +22,7 @@ from ctr.optim.variables import Create, Value, filled
 from ctr.workers.parts import Part, reshard, shard
 
 _KEYS = itertools.count(1 << 30)
-"""Keys of groups: TensorFlow counts its own from 1 up, as ``ctr.workers`` does."""
+"""Keys of groups, apart from the keys of TensorFlow and ``ctr.workers``, which count from 1 up."""
 
 
 class ReplicaGroup:
@@ -55,7 +55,7 @@ class ReplicaGroup:
 
 
 class WholeVariable(tf.__internal__.tracking.Trackable):
-    """A variable as one replica would have it, of which each may have a part; for Keras to save and load."""
+    """A variable as a single replica would have it, divided among the replicas; for Keras to save and load."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         return reshard([(part, rows[: len(part.rows)]) for part, rows in zip(parts, gathered, strict=True)])
 
     def assign(self, value: Any) -> None:
-        """Gives each replica its part of a whole array. Raises ValueError: it has another shape."""
+        """Assigns to each replica its part of a whole array. Raises ValueError: the array has another shape."""
         array = np.asarray(value)
         if array.shape != tuple(self.shape):
             raise ValueError(
@@ -102,7 +102,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
             rows = [[0, most - variable.shape[0]], *[[0, 0]] * (len(variable.shape) - 1)]
             return group.all_gather(tf.pad(variable.read_value(), rows))
 
-        # Each in a graph of its own: in one, TensorFlow runs one collective after the other.
+        # Each in a separate graph: in one, TensorFlow runs one collective after the other.
         single = [
             tf.function(functools.partial(gather, variable, group), autograph=False)
             for variable, group in zip(self._local, self._groups, strict=True)
@@ -177,9 +177,9 @@ class Replicas:
         decayed: Sequence[bool],
         after: Callable[[Callable[[Any], Any]], None],
     ) -> None:
-        """Takes a step on all replicas, in the context of each; gradients are by index of the weight, the same on all.
+        """Takes a step on all replicas, in the context of each; gradients are by index of the weight, equal on all.
 
-        ``after`` is called with a function that returns the component of a mirrored variable, for each replica here.
+        ``after`` is called on each replica here with a function that returns its component of a mirrored variable.
         """
 
         def update(
@@ -226,7 +226,7 @@ class Replicas:
 
 
 def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Sums gradients over all replicas, in one of them; leaves them as they are where there is only one."""
+    """Sums gradients over all replicas, in one of them; returns them unchanged if there is only one."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(gradients)

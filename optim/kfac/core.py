@@ -1,9 +1,9 @@
-"""K-FAC over variables, of which some are matrices and biases of products, or scales and shifts (``factors.py``).
+"""K-FAC over variables: matrices and biases of products, scales and shifts (``factors.py``), and other weights.
 
-A step takes the gradients and, every few steps, the factors of the batch. Each layer takes the step size of AdaGrad,
-which also trains weights in no product, and a layer until it has its first inverses. Inverses are computed within the
-step, in float64; one that is not finite leaves the previous one, and is counted. A batch with factors that are not
-finite is left out of all sums, and counted.
+A step takes the gradients and, every few steps, the factors of the batch. Each layer uses the step size of AdaGrad,
+which also trains weights outside products, and each layer until its first inverses. Inverses are computed within the
+step, in float64; if one is not finite, the previous one stays, and it is counted. A batch with factors that are not
+finite is excluded from all sums, and counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,23 +22,23 @@ from ctr.optim.variables import Variables, create_variable
 
 @option_dataclass()
 class KfacOptions:
-    """Everything but the learning rate.
+    """All options except the learning rate.
 
     Attributes:
         damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim
             A dim G), so that its effect does not depend on the scale of the loss.
-        fisher: whether output gradients are for labels ``sampled`` from the model, or for the labels themselves
+        fisher: whether output gradients are for labels ``sampled`` from the model, or for the true labels
             (``empirical``).
         decay: decay of the factors, per collection, bias-corrected.
-        statistics_frequency: factors are collected every this many steps, and at every step of the first
+        statistics_frequency: factors are collected every so many steps, and at every step of the first
             ``inverse_frequency``.
         statistics_rows: factors are computed from about this many rows of a batch, every n-th one, and the passes that
             collect them run on these rows alone; from all rows of a batch below twice that. They change slowly, and
             their average is over many batches.
-        inverse_frequency: inverses are computed every this many steps.
+        inverse_frequency: inverses are computed every so many steps.
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
-        weight_decay: ``lambda`` of decoupled decay, before momentum; of matrices alone.
+        weight_decay: ``lambda`` of decoupled decay, before momentum; for matrices alone.
         seed: seed of sampled labels.
     """
 
@@ -55,7 +55,7 @@ class KfacOptions:
 
 
 class Layer(NamedTuple):
-    """Linear product: the indices of its matrix and of its bias, None without one, among the weights.
+    """Linear product: the indices of its matrix and of its bias (None without one) among the weights.
 
     The matrix of a convolution has the kernel's shape [height, width, in, units].
     """
@@ -78,12 +78,12 @@ class Layer(NamedTuple):
         return tf.concat([tf.reshape(part, [-1, part.shape[-1]]) for part in parts], axis=0)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Splits a joined tensor into matrices again."""
+        """Splits a joined tensor into the matrix and the bias; undoes ``join``."""
         return [whole] if self.bias is None else [whole[:-1], whole[-1:]]
 
 
 class Scale(NamedTuple):
-    """Normalization: the indices of its scale and of its shift among the weights, None without one."""
+    """Normalization: the indices of its scale and of its shift (None without one) among the weights."""
 
     scale: int | None
     shift: int | None
@@ -101,7 +101,7 @@ class Scale(NamedTuple):
         return tf.stack(parts, axis=1)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Splits a joined tensor again."""
+        """Splits a joined tensor into scale and shift; undoes ``join``."""
         return tf.unstack(whole, axis=1)
 
 
@@ -154,7 +154,7 @@ class KfacCore:
         rate: tf.Tensor,
         factors: Callable[[], Sequence[Factors | Units]],
     ) -> None:
-        """Takes one step on all weights, in place; matrices decay.
+        """Updates all weights in place by one step; only matrices have weight decay.
 
         Gradients have the shapes of the weights, and ``rate`` is a scalar. ``factors`` computes the means over the
         batch's rows of each layer, if this step collects them, before ``step`` and

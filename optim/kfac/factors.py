@@ -37,7 +37,7 @@ class Units(NamedTuple):
 
 
 def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
-    """Returns the indices of every n-th of ``rows`` rows, int32, ascending: at least ``most`` of them if there are."""
+    """Returns the indices of every n-th of ``rows`` rows, int32, ascending: at least ``most`` of them, if possible."""
     stride = max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
     return tf.range(0, rows, stride)
 
@@ -68,7 +68,7 @@ def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def pi(sides: Factors) -> tf.Tensor:
-    """Computes the pi of eq. 3.2, scalar; 1 where a factor is zero."""
+    """Computes pi of eq. 3.2, scalar; 1 if a factor is zero."""
     inputs, outputs = mean_eigenvalue(sides.inputs), mean_eigenvalue(sides.outputs)
     defined = (inputs > 0) & (outputs > 0)
     return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
@@ -82,7 +82,7 @@ def whole_damping(matrices: Factors | Units, damping: float) -> tf.Tensor:
 
 
 def damped_inverses(matrices: Factors | Units, damping: tf.Tensor) -> Factors | Units:
-    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, of their shapes."""
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, in equal shapes."""
     if isinstance(matrices, Units):
         return Units(inverse(matrices.fisher, damping))
     root, ratio = tf.sqrt(damping), pi(matrices)

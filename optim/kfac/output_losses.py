@@ -1,7 +1,7 @@
-"""Losses of single rows by a model's outputs, with their gradients, drawn gradients and roots of their Hessian.
+"""Losses of single rows as functions of a model's outputs: gradients, sampled gradients and roots of their Hessian.
 
 The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
-eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's own distribution, whose
+eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's distribution, whose
 second moment is that Hessian (BACKPACK eq. 20-21).
 """
 
@@ -16,7 +16,7 @@ LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
 
 
 class OutputLoss(NamedTuple):
-    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients [B, C] for labels drawn by a seed [2]."""
+    """A loss: values [B], a root [B, C, K] of its Hessian, and gradients [B, C] for labels sampled with a seed [2]."""
 
     values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     hessian_root: Callable[[tf.Tensor], tf.Tensor]
@@ -87,7 +87,7 @@ def _softmax_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
-    """Raises ValueError unless labels have the shape and, outside of graphs, the values that a loss takes."""
+    """Raises ValueError unless labels have the shape and, outside of graphs, the values that a loss allows."""
     rows, columns = outputs.as_list()
     categorical = loss == "categorical_crossentropy"
     classes = categorical and labels.dtype.is_integer

@@ -25,7 +25,7 @@ class Product(NamedTuple):
     """The product of a layer.
 
     Attributes:
-        name: the layer's.
+        name: the name of the layer.
         inputs: a [B, T, in].
         outputs: z [B, T, units]; in and units are equal for a normalization.
         has_bias: whether there is a b, or beta.
@@ -55,19 +55,19 @@ class Recording(NamedTuple):
     tape: tf.GradientTape
 
     def send(self, by_outputs: tf.Tensor) -> list[tf.Tensor]:
-        """Sends a tensor [B, C] back to every product: [B, T, units] each; 0 where nothing comes back."""
+        """Propagates a tensor [B, C] back to every product: [B, T, units] each; 0 where no gradient arrives."""
         targets = [product.outputs for product in self.products]
         zero = tf.UnconnectedGradients.ZERO
         return self.tape.gradient(self.outputs, targets, by_outputs, unconnected_gradients=zero)
 
 
 def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recording:
-    """Runs the forward pass of a built model and records its products, which frozen layers have, too.
+    """Runs the forward pass of a built model and records its products, including those of frozen layers.
 
     Args:
-        model: Sequential or Functional, of layers that ``refuse_layers`` lets pass.
+        model: Sequential or Functional, of layers that ``refuse_layers`` allows.
         inputs: inputs of the model's shape.
-        in_training: whether batch normalizations use the moments of the batch; their averages stay as they are.
+        in_training: whether batch normalizations use the moments of the batch; their averages stay unchanged.
 
     Raises:
         ValueError: inputs of another shape, or a layer that is called twice.
@@ -131,7 +131,7 @@ def check_inputs(model: Any, inputs: tf.Tensor) -> None:
 
 
 def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | None, Any]:
-    """Returns a layer's product, its tensors in the shapes of the layer, and what follows it; None: it has none."""
+    """Returns a layer's product, its tensors in the layer's shapes, and the activation after it; None: no product."""
     if is_normalization(layer):
         if not in_training or not layer.trainable:
             return None, None
@@ -193,7 +193,7 @@ def check_model(model: Any) -> None:
 
 
 def refuse_layers(model: Any, takes_normalizations: bool) -> None:
-    """Raises ValueError where a layer has trainable weights and no product, or a normalization's that is not taken."""
+    """Raises ValueError for a layer with trainable weights and no product, or a normalization that is not allowed."""
     for layer in leaves(model):
         taken = has_matrix(layer) or (takes_normalizations and is_normalization(layer))
         if layer.trainable_weights and not taken:
@@ -210,21 +210,21 @@ def _is_keras(layer: Any, *names: str) -> bool:
 
 
 def has_matrix(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own dense one, or a convolution of images that is supported here."""
+    """Returns whether a layer is Keras' ``Dense``, or a ``Conv2D`` that is supported here."""
     if _is_keras(layer, "Conv2D"):
         return layer.groups == 1 and layer.data_format == "channels_last" and layer.padding != "causal"
     return _is_keras(layer, "Dense")
 
 
 def is_normalization(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own normalization, by moments of the batch or of each row."""
+    """Returns whether a layer is Keras' normalization by moments of the batch or of each row."""
     return _is_keras(layer, "BatchNormalization", "LayerNormalization") and not getattr(
         layer, "renorm", False
     )
 
 
 def refuse_probabilities(model: Any, loss: str) -> None:
-    """Raises ValueError where a loss of logits would be given probabilities: a last sigmoid or softmax."""
+    """Raises ValueError where a loss of logits would receive probabilities: the last layer has a sigmoid or softmax."""
     if not loss.endswith("crossentropy") or not model.layers:
         return
     last = model.layers[-1]

@@ -1,10 +1,10 @@
-"""K-FAC for Sequential and Functional models of either Keras, as a training step of its own.
+"""K-FAC for Sequential and Functional models of either Keras, as a complete training step.
 
     trainer = KfacTrainer(model, "binary_crossentropy", learning_rate=0.02)
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model itself.
+Keras passes no optimizer the inputs of layers and the gradients by their outputs, so the step runs the model itself.
 """
 
 import inspect
@@ -35,7 +35,7 @@ _ADDED = [
 
 
 class KfacTrainer:
-    """Trains a model; frozen layers stay as they are.
+    """Trains a model with K-FAC; frozen layers stay unchanged.
 
     Args:
         model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
@@ -46,11 +46,11 @@ class KfacTrainer:
         **options: fields of ``ctr.optim.kfac.core.KfacOptions``.
 
     Attributes:
-        core: the optimizer; its ``variables`` are all of its state.
-        nonfinite_steps: int64, steps that were skipped for a gradient that is not finite.
+        core: the optimizer; its ``variables`` are its whole state.
+        nonfinite_steps: int64, number of steps skipped because of a gradient that is not finite.
 
     Raises:
-        ValueError: a loss, an option or a layer that is not allowed.
+        ValueError: a loss, an option or a layer is not allowed.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])
@@ -114,7 +114,7 @@ class KfacTrainer:
         self._rate.assign(rate)
 
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
-        """Learns from a batch; returns the mean loss before the step, scalar. ValueError: no rows, or a wrong shape."""
+        """Learns from a batch; returns the mean loss before it, scalar. Raises ValueError: no rows, or a bad shape."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")

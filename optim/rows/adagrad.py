@@ -3,7 +3,7 @@
     a += g^2        w -= rate * g / sqrt(a)
 
 The initial accumulator decides its implicit schedule (FF 4.2), and therefore has no default.
-A weight whose gradient and accumulator are both zero stays where it is.
+A weight whose gradient and accumulator are both zero stays unchanged.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes g / sqrt(a) of rows [U, C], and the growth of a, [U, C] or [U, 1]: the mean of a row's squares."""
+    """Computes g / sqrt(a) of rows [U, C], and the increase of a, [U, C] or [U, 1]: the mean of a row's squares."""
     squared = tf.square(gradient)
     if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)
@@ -38,7 +38,7 @@ def graft_rows(direction: tf.Tensor, step: tf.Tensor, share: tf.Tensor, owners: 
 
 
 class RowAdaGrad(RowRule):
-    """Element-wise AdaGrad; sums of squares start at the initial accumulators."""
+    """Elementwise AdaGrad; sums of squares start at the initial accumulators."""
 
     row_state: tuple[str, ...] = ("rows_accumulator",)
 

@@ -2,23 +2,23 @@
 
 Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
 so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds to it, after a drift of
-the weight has made V larger by D, but not larger than the prior's::
+the weight has increased V by D, but at most to the prior's::
 
     V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
     P += H + c G^2 / (1 + H / P)
     w -= G / P
 
-H is the logistic loss's own curvature (diagonal online Newton, as in FTRL). The second term, with c = 0.1, is there
-because the rows of a query are not independent, which makes G larger than H says; its divisor is what G^2 grows by
-while w is still unknown.
+H is the curvature of the logistic loss (diagonal online Newton, as in FTRL). The second term, with c = 0.1, is there
+because the rows of a query are not independent, which makes G larger than H suggests; its divisor is the growth of G^2
+while w is still uncertain.
 
 T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w(T_f) = Z
-/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next:
-the precision that it has been shrunk by is kept with it.
+/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f at its next update:
+its row stores the precision that it has been shrunk by.
 
-k_f decides how fast the past is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
-rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are kept with each weight and
-follow, by the chain rule, from those before the batch::
+k_f sets the rate of forgetting: P stays below about T_f / k_f, so that frequent ids follow a drift and
+rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are stored with each weight and
+follow, by the chain rule, from their values before the batch::
 
     V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
@@ -91,7 +91,7 @@ def newton_step(
     curvature: tf.Tensor,
     rate: tf.Tensor | float = 1.0,
 ) -> Posterior:
-    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay as they are."""
+    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay unchanged."""
     total = precision + before.information
     shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
@@ -142,7 +142,7 @@ def _linear_part(rows: RowGradient, rates: tf.Tensor, copy: int, copies: int) ->
 class RowNewton(RowAdaGrad):
     """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
-    The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
+    The information S replaces AdaGrad's sum of squares of a linear weight, in the last column of each of
     the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` has the number of
     features of each table, and ``precisions`` their initial T.
     """

@@ -1,8 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
-without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots come
-from the host, as those of dense weights do.
+without a gradient unchanged. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots come
+from the host, like those of dense weights.
 """
 
 import dataclasses

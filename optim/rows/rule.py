@@ -19,7 +19,7 @@ class RowSetup(NamedTuple):
 
     Attributes:
         rates: float32 [C], the learning rates of the columns.
-        initial_accumulators: float32 [C], where AdaGrad's sums of squares begin.
+        initial_accumulators: float32 [C], the initial values of AdaGrad's sums of squares.
         copies: number of embeddings in a row, each with a linear weight behind it.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
         owners: the workers that each hold a part of a table's rows, ``ALONE`` for a whole table; None: all are whole.
@@ -40,7 +40,7 @@ class RowRule(OptionalMembers):
     ``ctr.optim.protocol.DenseOptimizer``, here for lists of ``RowGradient``.
 
     Attributes:
-        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
+        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, which moves with it at a warm
             start.
         feature_state: names of the state that has a row for each feature of a table.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
@@ -89,7 +89,7 @@ class RowRule(OptionalMembers):
         return rows | self.shared
 
     def grow(self, table: int, size: int) -> None:
-        """Adds state for the rows of a table that has grown to ``size`` rows; ``reset_rows`` initializes it."""
+        """Adds state for the rows of a table that grows to ``size`` rows; ``reset_rows`` initializes it."""
         for variable in list(self.state.values())[table]:
             grow_rows(variable, size)
 
@@ -107,7 +107,7 @@ class RowRule(OptionalMembers):
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
-        """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
+        """Takes a step of the first tables; ``rate`` multiplies the rates of the columns."""
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         with tf.name_scope("row_update"):
             stepped = self.steps(gradients, [rate * rates for rates in self.rates[: len(gradients)]])

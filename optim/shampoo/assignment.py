@@ -32,9 +32,9 @@ PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
 
 
 def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> float:
-    """Estimates the owner's seconds a step, on one core, for a block that is preconditioned along ``axes``.
+    """Estimates the owner's seconds per step, on one core, for a block that is preconditioned along ``axes``.
 
-    An upper bound, as late roots are often kept.
+    An upper bound, because late in training many roots are reused.
     """
     sides, elements = [shape[axis] for axis in axes], math.prod(shape)
     a, b, c = PRODUCT
@@ -53,8 +53,8 @@ def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
     """Returns the owner of each piece, 0..W-1, such that the largest load of a worker is small.
 
     A pure function: all workers compute the same without communication. Longest processing time first (Graham,
-    1969): by descending cost, each piece goes to the worker with the least. The largest load is at most 4/3 of the
-    smallest possible; for layers of 512 to 1024 cut into blocks of 256 it was 1.00 to 1.08 of the mean. Equal costs go
+    1969): by descending cost, each piece goes to the worker with the least load. The largest load is at most 4/3 of the
+    smallest possible; for layers of 512 to 1024 cut into blocks of 256 it was 1.00 to 1.08 of the mean. Ties are broken
     by elements, then by their order.
     """
     largest = max(costs, default=0.0)

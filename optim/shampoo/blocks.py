@@ -1,8 +1,8 @@
 """Blocks of tensors: dimensions merged and split, blocks of one shape stacked.
 
 A tensor is split along every preconditioned dimension into ceil(n / block_size) parts whose sizes differ by
-at most one. So there is no padding, hence no damping in it, and no thin slice at the end. Blocks of one shape, of
-whatever tensors, form one stack [N, ...], and all work on them is one batched operation.
+at most one. So there is no padding to damp, and no thin slice at the end. Blocks of one shape, of
+any tensors, form one stack [N, ...], and all work on them is one batched operation.
 
     shape          block_size   blocks                              stacks
     [416, 1024]    256          2 x 4 of [208, 256]                 one of N = 8
@@ -48,7 +48,7 @@ class TensorLayout:
 
     @functools.cached_property
     def blocks(self) -> tuple[Shape, ...]:
-        """The shapes of the blocks."""
+        """Returns the shapes of the blocks."""
         return tuple(itertools.product(*self.parts)) if self.is_preconditioned else ()
 
 
@@ -71,7 +71,7 @@ class Stack:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Index of each block's tensor."""
+        """Returns the index of each block's tensor."""
         return tuple(index for index, _ in self.members)
 
 
@@ -138,7 +138,7 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
 
 
 def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
-    """Returns the stacks of all tensors, in the order in which their first blocks come."""
+    """Returns the stacks of all tensors, in the order of their first blocks."""
     members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[Block]] = {}
     for index, layout in enumerate(layouts):
         for number, block in enumerate(layout.blocks):

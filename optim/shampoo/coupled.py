@@ -2,8 +2,8 @@
 
     M_1 = ((p + 1) I - M) / p        X <- X M_1        M <- M_1^p M
 
-drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost. Whatever
-becomes of one matrix of a batch, the others keep their roots.
+drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(condition / p) bits are lost. A failure
+of one matrix of a batch does not affect the others.
 
 The iteration keeps M = X^p G only while X, M and G commute. It begins at a multiple of I, which does. The root of an
 earlier matrix does not: M then reaches I to the last bit while X is wrong by the drift times up to the condition, and
@@ -29,8 +29,8 @@ _QUADRATIC = 0.1
 def largest_eigenvalues(matrices: tf.Tensor) -> tf.Tensor:
     """Computes Rayleigh quotients [N, 1, 1], at most lambda_max, of positive definite float64 [N, n, n].
 
-    By power iteration (PSO Alg. I, MAXSV), which ends where |G v - value v| / value is at most `POWER_TOLERANCE` in the
-    whole batch, or after `MOST_STEPS`; each round, with squared matrices, is of twice as many as the one before.
+    By power iteration (PSO Alg. I, MAXSV), which stops when |G v - value v| / value is at most `POWER_TOLERANCE` in the
+    whole batch, or after `MOST_STEPS`; each round, with squared matrices, has twice as many steps as the one before.
     """
 
     def advance(taken: tf.Tensor, power: tf.Tensor, *pair: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -58,14 +58,14 @@ def largest_eigenvalues(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def coupled_roots(matrices: tf.Tensor, p: int) -> tf.Tensor:
-    """Computes something like ``matrices^(-1/p)``, float64 [N, n, n], symmetric (PSO Alg. I, COUPLEDITERATION).
+    """Computes an approximation of ``matrices^(-1/p)``, float64 [N, n, n], symmetric (PSO Alg. I, COUPLEDITERATION).
 
-    Not certified; a matrix without convergence only shows by its true residual. With z = (1 + p) / (2 |G|_F) it begins
+    The result is not certified: only its true residual shows divergence. With z = (1 + p) / (2 |G|_F) it begins
     at X = z^(1/p) I and M = z G: all eigenvalues of M are in (0, (p + 1) / 2], where the iteration converges (Guo &
     Higham 2006). Each iteration multiplies the smallest by ((p + 1) / p)^p >= 2: 40 + log2(n), and fewer than 10 more,
-    do for a condition of 1e12. It ends once no matrix of the batch improves.
+    suffice for a condition of 1e12. It stops once no matrix of the batch improves.
 
-    The error stays near 1 until the smallest eigenvalue of M has arrived, and may grow in between; only where
+    The error stays near 1 until the smallest eigenvalue of M converges, and may grow in between; only where
     convergence is quadratic does a lack of improvement mean rounding, and the end. The largest entry of M - I, by
     which PT 3.2 stops, hides an eigenvalue of 0 among many.
     """
@@ -100,7 +100,7 @@ def inverse_roots(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
-    With ``absolute``, epsilon itself is added. There is no shift for negative eigenvalues, by which the iteration
+    With ``absolute``, epsilon itself is added. There is no shift for negative eigenvalues, for which the iteration
     diverges. The caller must check that residuals (see `roots.root_residual`) are small: they are inf, and the root
     all zero, where the damped matrix is zero or not finite, or the iteration diverged.
     """

@@ -70,7 +70,7 @@ class DenseShampoo(DenseOptimizer):
         return self.core.timing()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts an exchange every ``precondition_frequency`` steps, with all roots computed anew."""
+        """Counts operations with an exchange every ``precondition_frequency`` steps that computes all roots anew."""
         options = self.options
         layout = lay_out(options, [[int(size) for size in shape] for shape in shapes])
         products = int(layout.products.sum())

@@ -1,8 +1,8 @@
-"""Directions of stacks of blocks from their gradients, by roots, eigenbases or diagonals.
+"""Directions of stacks of blocks from their gradients, with roots, eigenbases or diagonals.
 
-By roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
+With roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
 matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3; THESIS 4.1.3, algorithm 3): sums of
-squares over all other dimensions, whose roots are powers of single numbers, so that nothing is left to the host. A
+squares over all other dimensions, whose roots are powers of scalars, which need no host. A
 matrix with one long side has a full factor on the other one, with exponents as if both were full.
 """
 
@@ -20,7 +20,7 @@ from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables
 
 Averages = Callable[[], dict[int, tf.Tensor]]
-"""Returns averages of gradients by tensor, in their own coordinates."""
+"""Returns averages of gradients by tensor, in the tensor's coordinates."""
 
 
 class InverseRoots:
@@ -100,7 +100,7 @@ class Eigenbases:
     def update(
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
-        """Returns the direction of each stack [N, *block], and a function for the averages it was computed from.
+        """Returns the direction of each stack [N, *block], and a function that returns the averages it came from.
 
         ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
         """
@@ -145,7 +145,7 @@ class Eigenbases:
         ]
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
-        """Follows new roots of the tensors that are present, which come into use next."""
+        """Adapts the state to new roots of the present tensors, which come into use next."""
         layout, before = self.blocks.local, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             turns = changes_of_bases(

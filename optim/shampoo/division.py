@@ -1,4 +1,4 @@
-"""Division of Shampoo's state and work among workers, and how the parts make the whole again (PT 4.1, algorithm 2).
+"""Division of Shampoo's state and work among workers, and the exchange of the parts (PT 4.1, algorithm 2).
 
 Every block has one owner, which alone keeps its statistics, roots and element-wise state, and computes its
 direction. Each worker has the weights and the whole gradient. Workers exchange:
@@ -7,7 +7,7 @@ direction. Each worker has the weights and the whole gradient. Workers exchange:
                         directions                   one number for each element, padded to the largest part
     at an exchange      the status of the roots      a few numbers for each matrix
 
-Tensors without a block, such as biases, belong to all, as do tables of rows with their factors.
+Tensors without a block, such as biases, are whole on all workers, as are tables of rows with their factors.
 """
 
 import dataclasses
@@ -42,11 +42,11 @@ class Group(Protocol):
 
 
 class Blocks:
-    """Blocks of a layout, and what is exchanged for them with other workers.
+    """Blocks of a layout, and the exchanges about them with other workers.
 
     ``whole`` is the layout of all blocks, ``local`` the layout of this worker's blocks alone.
 
-    A worker alone has all blocks, and their state has the shapes of tensors; otherwise the local state is flat.
+    A single worker has all blocks, and their state has the shapes of tensors; otherwise the local state is flat.
     """
 
     def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
@@ -64,7 +64,7 @@ class Blocks:
     # Elements of dense tensors.
 
     def shape(self, tensor: int) -> Shape:
-        """Returns the shape of a tensor's element-wise state: the tensor's, or if divided [its local elements]."""
+        """Returns the shape of a tensor's elementwise state: the tensor's, or if divided [its local elements]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
         return (sum(map(self._elements, _members(self.local, tensor))),)
@@ -181,7 +181,7 @@ class Blocks:
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
     def part(self, name: str, rank: int | None = None) -> Part | None:
-        """Returns an owner's part of a state variable, this worker's by default; None if each has all of it."""
+        """Returns an owner's part of a state variable, by default this worker's; None if it is whole on each worker."""
         match = re.match(r"(stack|tensor)(\d+)/", name)
         if self._is_alone or match is None:
             return None

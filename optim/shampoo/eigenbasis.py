@@ -1,7 +1,7 @@
-"""Eigenvalue correction: Shampoo's eigenbases with second moments of their own (PSO App. C; SOAP; EK-FAC).
+"""Eigenvalue correction: second moments in Shampoo's eigenbases (PSO App. C; SOAP; EK-FAC).
 
 Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x)
-D' but that of the second moments there (PSO App. C, the last two displays)::
+D' but the second moments there (PSO App. C, the last two displays)::
 
     V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
     P = U ((U^T G V) / V^(1/2)) V^T
@@ -10,7 +10,7 @@ which is AdaGrad or Adam in rotated coordinates. The bases are those of the stat
 host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
 it.
 
-An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
+An average of gradients (beta1) is stored as U^T M V and rotated when the bases change, unless a grafted step needs M
 itself (``ShampooOptions.averages_in_bases``).
 
 **When a basis changes** from U to U', second moments are projected into it, as if their matrix were diagonal in the old
@@ -46,12 +46,12 @@ _CERTIFIED_ABOVE = 1e-8
 def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: FloatArray) -> float:
     """Computes the bound s of roots.py for X = Q diag(values^(-1/2)) Q^T as an approximate A^(-1/2).
 
-    It is a measure of Q, whatever X is used for. With E = A Q - Q Lambda and D = Q^T Q - I,
+    It measures Q, whatever X is used for. With E = A Q - Q Lambda and D = Q^T Q - I,
 
         W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
 
     compares A with Q^-T Lambda Q^-1 as S does there. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
-    Lambda^(1/2)| is added, before and after the power. So s = |W| + 3 d, to first order in D; inf where not finite.
+    Lambda^(1/2)| is added, before and after the power. So s = |W| + 3 d, to first order in D; inf if not finite.
     """
     with np.errstate(all="ignore"):
         error = matrix @ vectors - vectors * values
@@ -69,7 +69,7 @@ def eigenbasis(matrix: FloatArray) -> Root:
     The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
 
     Raises:
-        RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
+        RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not accurate enough.
     """
     scaled, doublings = scale_symmetric(matrix)
 
@@ -88,7 +88,7 @@ def eigenbasis(matrix: FloatArray) -> Root:
 
 
 def changes_of_bases(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Computes U'^T U, [N, d, d], for each axis, which brings U^T M V into new bases, and squared, second moments."""
+    """Computes U'^T U, [N, d, d], for each axis, which moves U^T M V to new bases, and its square, for moments."""
     return [tf.matmul(after, before, transpose_a=True) for before, after in zip(old, new, strict=True)]
 
 
@@ -101,7 +101,7 @@ def correct(
 ) -> tf.Tensor:
     """Computes the direction in the bases, G / (V^e + epsilon), of blocks [N, *block].
 
-    V is to be divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
+    V is divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
     """
     exponent, dtype = options.correction_exponent, rotated.dtype
     correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)

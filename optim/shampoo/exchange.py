@@ -2,7 +2,7 @@
 
 First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics is
 folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from which a
-restart computes roots in flight again. Without ``asynchronous`` an exchange waits for its own roots, as the first and
+restart computes roots in flight again. Without ``asynchronous`` an exchange waits for the new roots, as the first and
 the early ones always do, and matrices of tensors without a gradient in this step keep theirs, as in PyTorch's
 Distributed Shampoo. The device computes roots from the totals at once.
 """
@@ -58,7 +58,7 @@ class RootExchange:
 
     @property
     def certified(self) -> tf.Tensor:
-        """Status of the matrices of all owners, [M]: 1 for a matrix with a root of its own, else 0."""
+        """Status of the matrices of all owners, [M]: 1 for a matrix with a root of its statistics, else 0."""
         return self.status[STATUS.index("certified")]
 
     def update(
@@ -74,7 +74,7 @@ class RootExchange:
         ``step`` is an int64 scalar. ``replaced`` is called with the roots [N, d, d] that are about to come into use.
 
         Raises:
-            ValueError: the options ask for eigenbases, which the device does not compute.
+            ValueError: the options require eigenbases, which the device does not compute.
         """
         if not self.blocks.whole.factors:
             return
@@ -127,7 +127,7 @@ class RootExchange:
         ) -> list[np.ndarray]:
             old_divisor, old_identity, divisor, identity, *rest = arrays
             old_totals, totals = unpacked(rest[:count]), unpacked(rest[count : 2 * count])
-            # These change in place.
+            # Copies, which the function changes in place.
             status, counters, *matrices = map(np.array, rest[2 * count :])
             state = Round(old_totals, matrices, status, counters, float(old_divisor), old_identity)
             host.collect(int(last), state)

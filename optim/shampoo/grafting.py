@@ -47,7 +47,7 @@ class Grafting:
     # The first-order optimizer.
 
     def collect(self, gradients: Tensors) -> None:
-        """Updates second moments by the local elements of gradients, in place."""
+        """Updates second moments in place by the local elements of gradients."""
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
@@ -55,7 +55,7 @@ class Grafting:
     def needed_at_once(self, moving: Tensors) -> Tensors:
         """Returns the gradients whose first-order directions each step needs.
 
-        Directions that keep their own norm need them only until there are roots.
+        Without grafting (``norm="none"``) they are needed only until there are roots.
         """
         if self.options.grafting.norm != "none":
             return moving
@@ -77,7 +77,7 @@ class Grafting:
         return directions
 
     def norms(self, local: Tensors) -> dict[int, tf.Tensor]:
-        """Computes Frobenius norms, scalars, of tensors, of which other owners may have some elements."""
+        """Computes Frobenius norms, scalars, of tensors, which may be divided among owners."""
         squares = {index: squared_norm(part) for index, part in local.items()}
         tensors = self.blocks.whole.tensors
         divided = [index for index in local if tensors[index].is_preconditioned]
@@ -89,7 +89,7 @@ class Grafting:
     # Grafting.
 
     def share(self, certified: tf.Tensor, step: tf.Tensor) -> tf.Tensor | None:
-        """Computes Shampoo's share of the direction of each tensor, 0 or 1; None where nothing is preconditioned.
+        """Computes Shampoo's share of the direction of each tensor, 0 or 1; None if nothing is preconditioned.
 
         ``certified`` is 1 for matrices that have a root, [M].
         """
@@ -103,7 +103,7 @@ class Grafting:
         return tf.minimum(ready, 1.0) * shampoo_share(self.options, step, self.dtype)
 
     def scale_blocks(self, blocks: Sequence[tf.Tensor], grafts: Tensors) -> list[tf.Tensor]:
-        """Gives each block [N, ...] the norm of its graft, where grafts have the norms of blocks."""
+        """Scales each block [N, ...] to the norm of its graft, if grafts have the norms of blocks."""
         if self.options.grafting.norm != "block":
             return list(blocks)
         stacked = self.blocks.stack(grafts, self.dtype)
@@ -117,9 +117,9 @@ class Grafting:
         averages: Callable[[], Tensors],
         step: tf.Tensor,
     ) -> dict[int, tf.Tensor]:
-        """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
+        """Returns Shampoo's directions with the norms of grafts, by tensor; the graft if there is no Shampoo direction.
 
-        ``share`` [tensors] is 0 or 1. Missing grafts come from ``averages`` of gradients, only in a step that takes
+        ``share`` [tensors] is 0 or 1. Missing grafts come from ``averages`` of gradients, only in a step that uses
         them.
         """
         takes_norm = self.options.grafting.norm == "tensor"

@@ -1,9 +1,9 @@
-"""Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
+"""Roots, or eigenbases, on the host's processors, in float64, while the device continues (FF fig. 3, PSO 4, alg. II).
 
-``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
-on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
-A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
+``send`` passes the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
+into use at the next exchange. Which roots are computed, from what, and when they come into use depends on the step
+alone, never on time. After a restart a round in flight is computed again, from statistics that stay the same.
+If a root fails, is refused by its certificate, or is lost with its worker, the previous one stays.
 """
 
 import concurrent.futures
@@ -46,8 +46,8 @@ class Round:
     """NumPy copies of the statistics and roots that the pipeline reads and changes.
 
     Attributes:
-        totals: for each factor float64 [N, d, d], which are to be divided by ``divisor``.
-        roots: for each factor [N, d, d]; changed where a new one came in.
+        totals: for each factor float64 [N, d, d], to be divided by ``divisor``.
+        roots: for each factor [N, d, d]; replaced by new ones.
         status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
         identity: the multiple of the identity to add to the total of each of these matrices before the division.
     """
@@ -70,9 +70,9 @@ def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
 
 
 class HostPipeline:
-    """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
+    """Computes the roots of some factors, in ``workers`` threads, by default one for each processor of this process.
 
-    After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
+    After ``patience`` seconds without any finished root, the rest of a round is canceled. Tests replace ``solve``.
 
     Attributes:
         seconds_waited, seconds_computing: by steps that waited for roots, and by threads, since the process began.
@@ -137,7 +137,7 @@ class HostPipeline:
         state.status[_CERTIFIED, matrix], state.status[_ROOT_STEP, matrix] = 1, step
 
     def collect(self, sent_at: int, state: Round) -> None:
-        """Brings the roots that were sent at step ``sent_at`` into use, waiting for the ones not ready yet."""
+        """Brings the roots that were sent at step ``sent_at`` into use; waits for unfinished ones."""
         sent = np.flatnonzero(state.status[_SENT])
         if not len(sent):
             return
@@ -178,7 +178,7 @@ class HostPipeline:
 
     def _compute(self, factor: Factor, statistics: np.ndarray) -> Root:
         begun = time.perf_counter()
-        # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
+        # Roots in parallel, each on one processor, are faster than in sequence on all, and leave the step its threads.
         with one_blas_thread():
             if not statistics.any():
                 # Only absolute damping is left.
@@ -193,7 +193,7 @@ class HostPipeline:
         return root
 
     def _wait(self) -> bool:
-        """Waits for all roots; returns whether some were given up."""
+        """Waits for all roots; returns whether some were canceled."""
         pending = set(self._futures.values())
         while pending:
             done, pending = concurrent.futures.wait(

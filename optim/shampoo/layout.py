@@ -35,7 +35,7 @@ class Factor:
 
     @property
     def matrices(self) -> slice:
-        """Indices of its matrices among all factors' matrices."""
+        """Returns the indices of its matrices among all factors' matrices."""
         return slice(self.offset, self.offset + self.count)
 
 
@@ -60,12 +60,12 @@ class ShampooLayout:
 
     @property
     def owners(self) -> np.ndarray:
-        """Index of each matrix's tensor, int32."""
+        """Returns the index of each matrix's tensor, int32."""
         return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
 
     @property
     def products(self) -> np.ndarray:
-        """Operations of the products of a tensor's blocks with one matrix for each side, int64 [tensors]."""
+        """Returns the operations of the products of a tensor's blocks with one matrix per side, int64 [tensors]."""
         total = np.zeros(len(self.tensors), np.int64)
         for stack in self.stacks:
             for owner in stack.owners:
@@ -76,7 +76,7 @@ class ShampooLayout:
 def lay_out(
     options: ShampooOptions, shapes: Sequence[Sequence[int]], tables: Sequence[int] = ()
 ) -> ShampooLayout:
-    """Returns the layout for tensors of these shapes, of which ``tables`` learn by rows.
+    """Returns the layout for tensors of these shapes, of which ``tables`` are trained by rows.
 
     Raises:
         ValueError: a table is no matrix.

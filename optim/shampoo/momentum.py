@@ -22,7 +22,7 @@ def moving_gradient(
 
 
 class AveragedGradients:
-    """Averages of the gradients of tensors; nothing without beta1."""
+    """Averages of the gradients of tensors; empty without beta1."""
 
     def __init__(self, beta1: float, blocks: Blocks, tensors: Collection[int], variables: Variables) -> None:
         self.beta1 = beta1
@@ -32,7 +32,7 @@ class AveragedGradients:
         }
 
     def update(self, gradients: Mapping[int, tf.Tensor], step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Returns averages of gradients, by tensor; where none is kept here, the gradient itself."""
+        """Returns averages of gradients, by tensor; for a tensor without an average here, the gradient itself."""
         moving = dict(gradients)
         for index in gradients.keys() & self.averages.keys():
             average, weights = moving_gradient(self.beta1, self.averages[index], gradients[index], step)
@@ -41,7 +41,7 @@ class AveragedGradients:
 
 
 class Momentum:
-    """Momentum of the directions of tensors (``momentum_step``); nothing without the option."""
+    """Momentum of the directions of tensors (``momentum_step``); empty without the option."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Momentum:
     def update(
         self, directions: Mapping[int, tf.Tensor], active: tf.Tensor | None = None
     ) -> dict[int, tf.Tensor]:
-        """Returns the steps along averages, by tensor; where none is kept, the directions.
+        """Returns the steps along averages, by tensor; for a tensor without an average, the direction.
 
-        Averages of tensors that are not ``active``, bool [tensors], stay as they are.
+        Averages of tensors that are not ``active``, bool [tensors], stay unchanged.
         """
         moved, options = dict(directions), self.options
         for index in directions.keys() & self.averages.keys():

@@ -1,6 +1,6 @@
 """Distributed Shampoo over a list of variables, for both Keras optimizers and the trainer.
 
-A step is a chain of stages, each with its own state and options:
+A step is a chain of stages, each with separate state and options:
 
     blocks          dimensions merged, split into blocks; blocks of one shape stacked       PSO 3.1, PT 4.2
     statistics      L += G G^T, R += G^T G, every tau2 steps                                PSO 2, alg. II
@@ -70,7 +70,7 @@ class Tables:
         roots: Sequence[tf.Variable],
         share: tf.Tensor | None,
     ) -> None:
-        """Takes a step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
+        """Updates distinct touched rows in place by one step; repetitions with zero gradient do no harm."""
         for index, slices in gradients.items():
             table, accumulator = self.weights[index], self.accumulators[index]
             rows, values = slices.indices, slices.values
@@ -138,7 +138,7 @@ class ShampooCore(GradientSteps):
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """Takes one step of the first-order optimizer on dense weights, in place; nothing else moves."""
+        """Updates dense weights in place by one step of the first-order optimizer; nothing else changes."""
         assert self.grafted is not None
         dense, _ = split_gradients(gradients, self.weights, self.tables, self.dtype)
         count, rate = self.grafted.assign_add(1, read_value=True), self._rate(learning_rate)

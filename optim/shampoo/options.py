@@ -26,7 +26,7 @@ __all__ += ["ShampooOptions", "Statistics", "soap"]
 
 @option_dataclass()
 class Blocking:
-    """Partition of tensors into blocks.
+    """Division of tensors into blocks.
 
     Attributes:
         split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and the rest
@@ -50,7 +50,7 @@ class Statistics:
     """Collection and initial value of statistics.
 
     Attributes:
-        frequency: ``tau2``: they are collected every this many steps.
+        frequency: ``tau2``: they are collected every so many steps.
         initial: each matrix begins as this multiple of the identity (PSO 2).
         bias_correction: decayed statistics are divided by 1 - beta2^n after n collections (PT 3.1.1); PSO alg. II does
             not.
@@ -63,7 +63,7 @@ class Statistics:
 
 @option_dataclass()
 class Roots:
-    """Computation of the roots of statistics, and when they come into use.
+    """Computation of the roots of statistics, and the schedule of their use.
 
     The host computes them by LAPACK's eigendecomposition, the fastest at every size; a step that XLA compiles, without
     a callback, by the coupled Newton iteration (PSO App. E).
@@ -73,7 +73,7 @@ class Roots:
             PSO 2).
         asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
             are computed in between; False: training waits for them.
-        drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the change
+        drift_bound: a root is reused if its statistics changed by at most this share (Frobenius norm of the change
             over that of the statistics); 0: only if they did not change.
         early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the number of
             steps between exchanges, and training waits for the roots, because early statistics change fast. 0: off.
@@ -103,7 +103,7 @@ class Limits:
     """Limits on the size of steps of dense weights (update_limit.py).
 
     Attributes:
-        relative: ``r``: no step moves any weight W of a tensor by more than r |W| + a. If one would, the whole step of
+        relative: ``r``: no step changes any weight W of a tensor by more than r |W| + a. If one would, the step of
             the tensor is scaled down (FF 4.1.3).
         absolute: ``a`` of this rule; 0: no limit.
     """
@@ -120,25 +120,25 @@ class Limits:
 
 @option_dataclass()
 class ShampooOptions:
-    """Everything but the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
+    """All options except the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
 
         >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
         False
 
     Attributes:
-        beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place
-            of the gradient itself (PT 3.1.1); 0: no average.
+        beta1: decay of a moving average of the gradient, which is bias-corrected and preconditioned instead of the
+            gradient itself (PT 3.1.1); 0: no average.
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
             eigenvalue correction the exponent of the second moments; None: 2.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
-        precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
+        precondition_frequency: ``tau1``: every so many steps, roots are taken into use and new statistics are sent.
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
         method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), a root along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
-            THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics in place of
+            THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics instead of
             roots (PSO App. C; SOAP; eigenbasis.py).
         grafting: the optimizer whose step size each layer takes (PSO App. G), and which trains tensors without a
             preconditioner.
@@ -186,17 +186,17 @@ class ShampooOptions:
 
     @property
     def corrects(self) -> bool:
-        """Whether eigenvalue correction is on."""
+        """Returns whether eigenvalue correction is on."""
         return self.method == "eigenvalue_corrected"
 
     @property
     def damps_zero(self) -> bool:
-        """Whether a matrix of zeros has a root, the root of its damping."""
+        """Returns whether a matrix of zeros has a root, the root of its damping."""
         return self.roots.damping == "absolute" and self.epsilon > 0
 
     @property
     def first_exchange(self) -> int:
-        """The step of the first exchange."""
+        """Returns the step of the first exchange."""
         first = self.start_preconditioning_step if self.roots.first is None else self.roots.first
         assert first is not None
         return first
@@ -217,17 +217,17 @@ class ShampooOptions:
 
     @property
     def correction_exponent(self) -> float:
-        """The exponent e of the divisor V^e in eigenvalue correction."""
+        """Returns the exponent e of the divisor V^e in eigenvalue correction."""
         return 1.0 / (self.exponent_override or 2)
 
     @property
     def averages_in_bases(self) -> bool:
-        """Whether averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
+        """Returns whether averages of gradients are stored in the eigenbases: other coordinates are not needed."""
         return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
     def passes(self) -> int:
-        """Number of times that a step multiplies a block by its roots, or by its bases: into them and back."""
+        """Returns how many times a step multiplies a block by its roots, or by its bases: into them and back."""
         if not self.corrects:
             return 1
         return 3 if self.beta1 and not self.averages_in_bases else 2
@@ -238,13 +238,13 @@ def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **chan
 
     They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Steps differ from the
     authors' code, which takes no step with the first gradient, changes bases after the step and by one power iteration.
-    Its bases come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+    Its bases are updated as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:
         beta1: decay of the average of gradients.
         beta2: decay of the second moments at each step, and of the statistics each time they are collected.
         epsilon: added to the root of the second moments.
-        **changed: other options; TypeError where there is no such option.
+        **changed: other options. Raises TypeError for an unknown option.
     """
     return ShampooOptions(
         method="eigenvalue_corrected",

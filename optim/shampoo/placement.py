@@ -5,7 +5,7 @@ The dimensions of a mesh, and the division of state and work along them:
     stages    pipeline parallelism: a stage has the blocks of its layers, and no other stage has
     shards    operator parallelism: a shard has the blocks of its part of each weight, and no other shard has
     data      replicas of a stage and shard, with the same weights: they divide its blocks, balanced by costs
-    groups    replicas that do not divide: each group has all blocks (PT 4.1.2), and needs nothing of the others
+    groups    replicas that do not divide: each group has all blocks (PT 4.1.2), and needs nothing from the others
 
 so that a block is on one device of each group, and directions are gathered along ``data`` alone. Ranks go by group,
 then stage, replica and shard, as DeepSpeed's do within a group.
@@ -46,7 +46,7 @@ class Mesh(NamedTuple):
 def ranks_of(
     costs: Sequence[float], elements: Sequence[int], mesh: Mesh, cells: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the ranks that keep each block: one of each group, in the order of groups.
+    """Returns the ranks of the owners of each block: one of each group, in the order of groups.
 
     A pure function: all devices compute the same without communication.
 
@@ -54,10 +54,10 @@ def ranks_of(
         costs: cost of each block, in any unit.
         elements: number of each block's elements, which replicas exchange; it decides between equal costs.
         mesh: the devices.
-        cells: the stage and the shard that have each block.
+        cells: the stage and the shard of each block.
 
     Raises:
-        ValueError: a stage or a shard that the mesh does not have.
+        ValueError: the mesh does not have the stage or the shard.
     """
     blocks_of: dict[tuple[int, int], list[int]] = {}
     for block, (stage, shard) in enumerate(cells):

@@ -1,15 +1,15 @@
 """Inverse roots A^(-1/p) of symmetric positive semidefinite matrices, each certified by its true residual.
 
-For Shampoo's statistics (PSO 2; PT 3.2). The root is that of
+For Shampoo's statistics (PSO 2; PT 3.2). The matrix of the root is
 
     A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
 
 The damping is relative to the largest eigenvalue, since an absolute one loses its meaning as sums grow. The second
 term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
-from semidefinite than rounding explains is refused. The damping is never raised to get a result.
+from semidefinite than rounding explains is refused. The damping is never increased to force a result.
 
-A root leaves this module only if its residual on the matrix itself is within tolerance. All in float64, and safe in
-threads.
+A root leaves this module only if its residual on the matrix itself is within tolerance. All is float64 and
+thread-safe.
 
 **Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
 positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
@@ -17,9 +17,9 @@ positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e wi
 
     (1 + s)^-e X <= A^-e <= (1 - s)^-e X:
 
-in every direction X is right to a relative e s or so. Any matrix with the eigenvalues of S and any norm not below
+in every direction the relative error of X is about e s. Any matrix with the eigenvalues of S and any norm not below
 the spectral one serve as an upper bound: X^p A - I, and the Frobenius norm. Rounding of A already changes its small
-eigenvalues by u |A|_2, so no method brings s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
+eigenvalues by u |A|_2, so no method reduces s below about u * condition: 1e-9 at condition 1e6, 1e-3 at 1e12.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ NEGATIVE = 1e-5
 
 
 def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
-    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf where not finite."""
+    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf if not finite."""
     with np.errstate(all="ignore"):
         half = _power(root, p // 2)
         product = half @ (matrix @ half)
@@ -61,7 +61,7 @@ def _power(matrix: FloatArray, p: int) -> FloatArray:
 
 
 class RootError(ArithmeticError):
-    """Error of a matrix without a certified root; the message names the matrix and the result of each attempt."""
+    """Raised for a matrix without a certified root; the message names the matrix and the result of each attempt."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def inverse_root(matrix: FloatArray, p: int, *, epsilon: float, absolute: bool =
 
 
 def by_either_triangle(attempt: Callable[[Literal["L", "U"]], Root], problem: str) -> Root:
-    """Returns an attempt's result from one triangle of a matrix, or else from the other; raises RootError if both fail.
+    """Tries an eigendecomposition from one triangle of a matrix, then from the other. Raises RootError if both fail.
 
     Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not converge,
     the other may. (PT 3.2.3 retries in double precision, which is used here from the start.)
@@ -129,7 +129,7 @@ def by_either_triangle(attempt: Callable[[Literal["L", "U"]], Root], problem: st
 
 
 def decompose(scaled: FloatArray, triangle: Literal["L", "U"]) -> tuple[FloatArray, FloatArray]:
-    """Computes eigenvalues [n], ascending, and eigenvectors [n, n] by columns; raises RootError for an indefinite A."""
+    """Computes eigenvalues [n], ascending, and eigenvectors [n, n] by columns. Raises RootError for an indefinite A."""
     values, vectors = np.linalg.eigh(scaled, UPLO=triangle)
     if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
         raise RootError("the decomposition is not finite")
@@ -143,7 +143,7 @@ def decompose(scaled: FloatArray, triangle: Literal["L", "U"]) -> tuple[FloatArr
 
 
 def extremes(lowest: float, highest: float, doublings: int) -> tuple[float, float]:
-    """Returns the smallest (0 where it is below by rounding) and largest eigenvalue of A by those of A / 2^k."""
+    """Returns the smallest (0 if below 0 by rounding) and the largest eigenvalue of A from those of A / 2^k."""
     return float(np.ldexp(max(lowest, 0.0), doublings)), float(np.ldexp(highest, doublings))
 
 

@@ -1,4 +1,4 @@
-"""Steps at which statistics are collected and exchanged for roots: ever less often, at last every tau2 and tau1 steps.
+"""Steps at which statistics are collected and exchanged for roots: ever less often, finally every tau2 and tau1 steps.
 
 Young statistics change fast, and the first steps are the largest. While ``early_growth`` of the steps so far is less
 than tau1, exchanges are that far apart; until then statistics are collected at every step, each collection weighing
@@ -66,7 +66,7 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
-    """Returns whether statistics are collected at ``step``; ``last`` is that of ``exchange_due``; bool scalar."""
+    """Returns whether statistics are collected at ``step``, bool scalar; ``last`` as in ``exchange_due``."""
     if options.statistics.frequency == 1:
         return True
     # The first exchange has roots only if it has statistics.

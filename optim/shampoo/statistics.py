@@ -5,7 +5,7 @@
 
 and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose. ``window``, in
 the working precision, sums the collections; at an exchange it is added to ``total``, in float64: float32 alone would
-stop growing after some 2^24 equal increments; a window has at most 100,000. Both are kept as triangles
+stop growing after some 2^24 equal increments; a window has at most 100,000. Both are stored as triangles
 (triangles.py). A dimension with a diagonal has the sums of squares alone.
 """
 
@@ -77,7 +77,7 @@ class Statistics:
         last: tf.Tensor,
         present: Present = None,
     ) -> None:
-        """Collects the products of gradients, if that is due, of stacks [N, *block] and of tables.
+        """Collects the products of gradients of stacks [N, *block] and of tables, if due.
 
         ``product`` returns G^T G of a table, [1, C, C], by its index; ``last`` is the step of the last exchange.
         Tensors that are not ``present`` have no gradient.
@@ -109,7 +109,7 @@ class Statistics:
         """Adds products [N, d, d] to the windows of their factors, in place, as one collection."""
         for number, product in products.items():
             window, factor = self.windows[number], self.layout.factors[number]
-            # Their shape is not known where they come from several replicas.
+            # Products of several replicas have no static shape.
             packed = pack(tf.ensure_shape(product, [factor.count, factor.size, factor.size]))
             here = of_owners(present, factor.owners)
             _collect(window, packed, self.options.beta2, weight, here)
@@ -152,7 +152,7 @@ class Statistics:
         return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
 
     def sums(self, sent: bool = False) -> Sums:
-        """Returns the totals, divisor and identity; ``sent``: as they were sent, before the present window."""
+        """Returns the totals, divisor and identity; ``sent``: those that were sent, before the current window."""
         collections = self.collections.read_value()
         missed = None if self.missed is None else self.missed[0]
         if sent:
@@ -168,7 +168,7 @@ class Statistics:
 def _collect(
     sums: tf.Variable, added: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present
 ) -> None:
-    """Adds to the rows of [N, ...] that are present, in place; times ``weight`` where they are summed (beta2 = 1)."""
+    """Adds in place to the present rows of [N, ...]; with beta2 = 1, which sums, multiplied by ``weight``."""
     if beta2 == 1.0:
         added = tf.cast(weight, added.dtype) * added if isinstance(weight, tf.Tensor) else added
         sums.assign_add(keep(added, tf.zeros_like(added), present))

@@ -1,7 +1,7 @@
 """Symmetric d x d matrices packed in d (d + 1) / 2 numbers, by moves of blocks and never of single elements.
 
 With r = ceil(d / 2) and h = d - r, the lower triangles of A11 [r, r] and A22 [h, h] fill a rectangle of r x (h + 1),
-one as it is and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
+one unchanged and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
 
     A11 lower       a b' b'      A22 lower, transposed and one to the right: b'
                     a a  b'
@@ -22,7 +22,7 @@ def packed_size(size: int) -> int:
 
 
 def pack(matrices: tf.Tensor) -> tf.Tensor:
-    """Packs [..., d, d] to [..., d (d + 1) / 2], any floating dtype, by operations of the graph."""
+    """Packs [..., d, d] to [..., d (d + 1) / 2], any floating dtype, by graph operations."""
     size = int(matrices.shape[-1])
     rows = size - size // 2
     half = size - rows

@@ -1,4 +1,4 @@
-"""Recorded predictions measured or compared, of any size: begin with ``evaluate`` of ``run.py``.
+"""Measures or compares recorded predictions of any size: begin with ``evaluate`` of ``run.py``.
 
 ``rows.py`` reads and checks files of predictions, ``run.py`` combines them, here or by Beam (``on_beam.py``), and
 ``command.py`` is ``ctr evaluate``.

@@ -1,4 +1,4 @@
-"""Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
+"""Command ``ctr evaluate``: metrics of recorded predictions, or a comparison of two, as text."""
 
 import contextlib
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def run_evaluate(
     beam_options: str = "",
     by_day: bool = False,
 ) -> dict[str, Any]:
-    """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
+    """Measures predictions (`evaluate`), or compares others with them (`evaluate_difference`); silences Beam."""
     if against is not None and by_day:
         raise InputError("--by-day: not with --against; allowed: one set of predictions")
     options: Sequence[str] = ()
@@ -45,7 +45,7 @@ def run_evaluate(
 
 
 def evaluate_text(result: dict[str, Any]) -> str:
-    """Format the result of `run_evaluate` as tables for a terminal."""
+    """Formats the result of `run_evaluate` as tables for a terminal."""
     if "prediction_difference" not in result:
         lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
         for name, label in result.get("labels", {}).items():

@@ -1,4 +1,4 @@
-"""Metrics' states of one or two sets of predictions, to which whole queries are added key by key."""
+"""Metrics' states of one or two sets of predictions, to which whole queries are added by key."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from ctr.pipelines.evaluate.rows import Piece, gather, join_rows
 
 
 class JoinedDifference(PredictionDifference):
-    """PD over joined predictions, and how many examples only the first or only the second set has (int64 [])."""
+    """PD over joined predictions, and the number of examples that only the first or the second set has (int64 [])."""
 
     LAYOUT: ClassVar = {**PredictionDifference.LAYOUT, "only_a": ((), np.int64), "only_b": ((), np.int64)}
 
@@ -20,7 +20,7 @@ class JoinedDifference(PredictionDifference):
     only_b: IntArray
 
     def add(self, joined: JoinedPredictions) -> None:
-        """Add joined examples, of which each is given once."""
+        """Adds joined examples, each of them once."""
         self.update(joined.first, joined.second, joined.query_id)
         self.only_a += joined.only_first
         self.only_b += joined.only_second
@@ -36,13 +36,13 @@ States = dict[str, Any]
 
 
 def new_states(sides: Iterable[str]) -> States:
-    """Make the empty states of the set ``a``, or of ``a`` and ``b`` and their difference."""
+    """Makes the empty states of the set ``a``, or of ``a`` and ``b`` and their difference."""
     names = KINDS if len(list(sides)) > 1 else ["a"]
     return {name: KINDS[name]() for name in names}
 
 
 def add_key(states: States, pieces: Iterable[tuple[str, Piece]]) -> None:
-    """Add the pieces of a key, each with its side: whole queries, in any order. InputError: an example_id repeats."""
+    """Adds the pieces of a key, each with its side: whole queries. Raises InputError for a repeated example_id."""
     held: dict[str, list[Piece]] = {name: [] for name in states if name != "difference"}
     for side, piece in pieces:
         held[side].append(piece)

@@ -58,7 +58,7 @@ def _split(group: RowGroup, side: str, keys: int) -> Iterator[Any]:
 def measure_on_beam(
     sides: Mapping[str, Sequence[RowGroup]], beam_options: Sequence[str], keys: int
 ) -> States:
-    """Collect the states of the sides ``a``, or ``a`` and ``b``, whose queries fall to ``keys`` keys."""
+    """Computes the states of the sides ``a``, or ``a`` and ``b``, on Beam, with the queries hashed to ``keys`` keys."""
     options = read_beam_options(beam_options)
     with contextlib.ExitStack() as stack:
         # Runners on other machines leave the result where both can reach it.
@@ -91,7 +91,7 @@ def _write_states(states: States, path: str) -> None:
     arrays = {
         f"{name}/{key}": array for name, state in states.items() for key, array in state.to_arrays().items()
     }
-    # Made whole in memory first: an archive needs to seek, which not every file system does.
+    # Built in memory first: an archive needs to seek, which not every file system supports.
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
     with FileSystems.create(path) as file:

@@ -1,4 +1,4 @@
-"""Rows of recorded predictions: their files, their checks, and how the rows of whole queries are gathered.
+"""Rows of recorded predictions: finds their files, checks them, and gathers the rows of whole queries.
 
 A piece is some rows of one file as a structured array of `ROW`; the pieces of a key are together the whole
 queries that fall to it.
@@ -63,7 +63,7 @@ class RowGroup:
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """Find the row groups of files, folders and run directories from footers; InputError where a file is no good."""
+    """Lists the row groups of files, folders and run directories by their footers. Raises InputError for a bad file."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):
@@ -109,7 +109,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def check_columns(where: str, schema: pa.Schema) -> bool:
-    """Check the columns of predictions; return whether there are labels and metric weights (`ctr score`: maybe not).
+    """Checks the columns of predictions; returns whether they have labels and metric weights (both may be absent).
 
     Raises InputError: a column is missing or of a wrong type; it names `where`.
     """
@@ -145,7 +145,7 @@ _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
-    """Yields a row group's checked rows, at most `BATCH_ROWS` at a time; InputError names file and row of a fault."""
+    """Yields a row group's checked rows, at most `BATCH_ROWS` at a time. Raises InputError with file and row."""
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
     of_outcome = {f"{name}_{group.outcome}": name for name in ("logit", "label") if group.outcome}
     wanted = [*(name for name in wanted if name not in of_outcome.values()), *of_outcome]
@@ -173,7 +173,7 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
-    """Groups the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
+    """Groups the rows by the UTC day of their queries, such as 2024-05-31. Raises InputError without query times."""
     days: dict[int, list[RowGroup]] = {}
     spans: dict[Path, tuple[int, int]] = {}
     for group in groups:
@@ -209,11 +209,11 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
-    """Count the rows that the model has learned from, as `ctr score` has marked them.
+    """Counts the rows that the model has learned from, as marked by `ctr score`.
 
-    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where no
-    row is known to be learned from but some are untold. None where no row group is marked, such as progressive
-    predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
+    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where
+    some rows are unmarked and all others later. None where no row group is marked, such as for progressive
+    predictions, which precede the learning from the row. Raises InputError: a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None
@@ -260,7 +260,7 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1,
 
 
 def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
-    """Part rows by a hash of their query: every row of a query comes under the same of `keys` keys.
+    """Splits rows by a hash of their query, so that all rows of a query have the same of `keys` keys.
 
     Yields key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
     """
@@ -275,7 +275,7 @@ def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
 
 
 def gather(pieces: Iterable[Piece]) -> Rows:
-    """Concatenate the pieces of a key, in any order; InputError, which names the files, where an example_id repeats."""
+    """Concatenates the pieces of a key, in any order. Raises InputError with the files of a repeated example_id."""
     held = list(pieces)
     rows = np.concatenate([np.empty(0, ROW), *(part for _, part in held)])
     ids = np.sort(rows["example_id"])
@@ -293,10 +293,10 @@ def gather(pieces: Iterable[Piece]) -> Rows:
 
 
 def join_rows(first: Rows, second: Rows) -> JoinedPredictions:
-    """Align the rows of two sets under one key, each as `gather` gives them.
+    """Aligns the rows of two sets under one key, each as returned by `gather`.
 
-    Examples are the same when example_id and query_id are: one that changed its query has none to be joined
-    with, whatever key the other query falls to.
+    Examples are the same if example_id and query_id are equal: one that changed its query is not joined,
+    whatever the key of the other query.
     """
     example_id, rows_1, rows_2 = np.intersect1d(
         first["example_id"], second["example_id"], assume_unique=True, return_indices=True

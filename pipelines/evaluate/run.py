@@ -1,9 +1,9 @@
 """Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are split by a hash of their query: whole
-queries meet under a key, whatever files and row groups they stood in, and a key's rows are one batch of the metrics'
+The numbers equal those of `ctr.eval` up to rounding, the counts exactly. Rows are split by a hash of their query: whole
+queries meet under a key, in whatever files and row groups they are, and a key's rows are one batch of the metrics'
 states, which merge. This process reads the files once for each pass over `ROWS_PER_PASS` rows; Beam, where its options
-are given, reads them once (`on_beam.py`).
+are set, reads them once (`on_beam.py`).
 """
 
 import math
@@ -31,7 +31,7 @@ from ctr.pipelines.evaluate.rows import (
 
 
 def difference_of(a: ProgressiveMetrics, b: ProgressiveMetrics, joined: JoinedDifference) -> dict[str, Any]:
-    """Make what `evaluate_difference` returns of the metrics of two sets and of their joined predictions."""
+    """Makes the result of `evaluate_difference` from the metrics of two sets and their joined predictions."""
     estimate = joined.estimate()
     same = not joined.only_a and not joined.only_b and same_examples(a, b)
     metrics = None
@@ -60,10 +60,10 @@ ROWS_PER_PASS = 1 << 23
 def evaluate(
     inputs: Sequence[Path], beam_options: Sequence[str] = (), *, by_day: bool = False
 ) -> dict[str, Any]:
-    """Measure recorded predictions: Parquet files, folders of them, and run directories.
+    """Measures recorded predictions: Parquet files, folders of them, and run directories.
 
     Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. If predictions
-    have further labels, ``labels`` has the summary of each, over the rows with a known label. If `ctr score` has
+    have further labels, ``labels`` has the summary of each, over the rows that have the label. If `ctr score` has
     marked the rows that the model learned from, there is also ``training``, see `count_learned`, and, if there are
     both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the summary
     of each day of query times, in UTC, by its date.
@@ -95,7 +95,7 @@ def evaluate(
 def evaluate_difference(
     inputs_a: Sequence[Path], inputs_b: Sequence[Path], beam_options: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Compare two sets of predictions, a the baseline, joined by query_id and example_id (FF section 5).
+    """Compares two sets of predictions, a the baseline, joined by query_id and example_id (FF section 5).
 
     Takes the arguments of `evaluate`; the output of `ctr score` for a log is allowed.
 

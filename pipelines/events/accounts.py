@@ -1,4 +1,4 @@
-"""Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
+"""Counts of the events that were read, which must add up, their rejects, and the limit to the share of rejects."""
 
 import hashlib
 import math
@@ -51,9 +51,9 @@ class UnitReport:
 
 
 def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
-    """Returns the arrival that each kind of ``before`` has reached with some more files, -1 before the first event.
+    """Returns the arrival that each kind of ``before`` reaches with more files, -1 before the first event.
 
-    A file of few events that jumps by more than a year is ignored, as its clock is wrong. Files count in the order of
+    A file of few events that jumps by more than a year is ignored: its clock is wrong. Files count in the order of
     their names, so the result does not depend on how many are read at a time.
     """
     arrived = dict(before)
@@ -96,10 +96,10 @@ class EventCounts:
 
 
 class RecentReports:
-    """Latest units of a job, those with 100,000 events and at most ``max_units``, by which its rejects are judged.
+    """Latest units of a job, those with 100,000 events and at most ``max_units``, which limit its share of rejects.
 
-    Also judges the columns of the mapping that no JSON object of a kind has had, over all units: a file of a table has
-    its columns in a header, and is refused without one; of objects only all of them show that a name is misspelt.
+    Also checks, over all units, for columns of the mapping that no JSON object of a kind has: a table that lacks one in
+    its header is refused at once, but only all objects together show that a name is misspelt.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class RecentReports:
             self._events -= self._reports.popleft().events
 
     def check(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """Raises InputError for too many rejects, damaged files, or an absent column, if there are ``at_least`` events.
+        """Raises InputError for too many rejects, damaged files, or an absent column, from ``at_least`` events on.
 
-        When most of several units could not be read, the mapping or the disk is at fault.
+        If most of several units could not be read, the mapping or the disk is at fault.
         """
         damaged = [report for report in self._reports if report.damaged]
         if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(self._reports):
@@ -155,7 +155,7 @@ class RecentReports:
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
-    """Describes rejects in ``LOG/rejects/``: a file for each kind in a file of events, an object for each reject.
+    """Writes rejects to ``LOG/rejects/``: a file for each kind in a file of events, an object for each reject.
 
     The first thousand rejects of a unit are described; a line has the number of the others.
     """
@@ -181,7 +181,7 @@ def describe_rejects(report: UnitReport) -> bytes:
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
-    """Adds up the counters of partitions."""
+    """Sums the counters of partitions."""
     total: Counter[str] = Counter()
     for manifest in manifests:
         total.update(manifest.counters)

@@ -32,9 +32,9 @@ def _beam() -> Any:
 
 
 def for_workers(location: Location) -> Location:
-    """Returns the absolute path or the address under which workers see a folder.
+    """Returns the absolute path or the address of a folder for workers.
 
-    Raises InputError: no file system of Beam has the address, or Beam would read it as a pattern.
+    Raises InputError: no file system of Beam has the address, or Beam would treat it as a pattern.
     """
     if isinstance(location, Path):
         return location.resolve()
@@ -78,7 +78,7 @@ def local_file(file: Location) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def local_log(log: Location, *patterns: str, names: str = "") -> Iterator[Path]:
-    """Yields the folder of a log; for an address, a temporary one, whose changes are then made at the address.
+    """Yields the folder of a log; for an address, a temporary one, whose changes are then copied to the address.
 
     The temporary folder has copies of the files that match ``patterns``, and empty files for those that match the
     pattern ``names``. New files are copied to the address, and deleted copies deleted there, unless the block raises.
@@ -106,7 +106,7 @@ def local_log(log: Location, *patterns: str, names: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _temporary_folder(address: str) -> Iterator[Path]:
-    """Yields a folder in whose place errors of the block name the address."""
+    """Yields a temporary folder; errors of the block name the address instead."""
     with tempfile.TemporaryDirectory(prefix="ctr-") as folder:
         try:
             yield Path(folder)

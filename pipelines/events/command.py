@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def check_events(options: EventOptions) -> EventMapping:
-    """Reads the mapping and refuses what cannot be run; loads no TensorFlow.
+    """Reads the mapping and refuses impossible options; loads no TensorFlow.
 
-    Raises InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
-    something else.
+    Raises InputError: a wrong mapping, incompatible arguments, a missing folder, or an ``--out`` with other
+    content.
     """
     mapping = load_event_mapping(options.mapping)
     check_reject_share(options.max_reject_share)
@@ -53,7 +53,7 @@ def _local_paths(options: EventOptions) -> tuple[list[Path], Path]:
 
 
 def run_events(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, Any], str]:
-    """Runs the job as the options ask for it; returns the result and its text."""
+    """Runs the job with the selected driver; returns the result and its text."""
     from ctr.pipelines.events.unmatched import unmatched_warnings
 
     settings = choose_settings(options)

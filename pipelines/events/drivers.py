@@ -1,4 +1,4 @@
-"""Options of ``ctr ingest events`` by the way to run the job: as a batch, following folders, or streaming."""
+"""Options of ``ctr ingest events`` by driver: as a batch, following folders, or streaming."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -13,12 +13,12 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True)
 class FollowSettings:
-    """Settings of folders that are followed, by a watch of this process or as the source of a stream."""
+    """Settings of followed folders, for a watch in this process or as the source of a stream."""
 
     poll_seconds: float = 0.5  # between two scans of the folders
     settle_seconds: float = 0.5  # for which a file must not have changed before it is read
-    # After which a kind without a new file no longer holds the clock back, and the time of day takes its place. It must
-    # be longer than the time between two files. None: each kind is waited for as long as it takes.
+    # Seconds after which a kind without a new file no longer holds the clock back, and the time of day is used instead.
+    # It must be longer than the time between two files. None: the clock waits for each kind without limit.
     idle_seconds: float | None = None
     drain: bool = False  # whether to end when there is no new file, with every partition published
     max_reject_share: float = 0.01  # of the latest events; more of them end the job
@@ -32,7 +32,7 @@ class FollowSettings:
 
 @dataclass(frozen=True)
 class EventOptions:
-    """Options of ``ctr ingest events``, each with its value and help as the command line shows them."""
+    """Options of ``ctr ingest events``, each with its type and help for the command line."""
 
     # Events may come from Kafka instead.
     inputs: Annotated[tuple[Location, ...], "INPUT", "directories of events"] = ()
@@ -56,7 +56,7 @@ class EventOptions:
 
 
 def choose_settings(options: EventOptions) -> FollowSettings | None:
-    """Reads the options of the driver that is asked for; None: a batch, or topics, which are not followed as folders.
+    """Reads the options of the selected driver; None: a batch, or topics, which are not followed as folders.
 
     Raises InputError for flags of no driver, or an option of another one.
     """

@@ -1,4 +1,4 @@
-"""Joins the events of folders to a log, partition by partition: all that are there at once, or as they arrive.
+"""Joins the events of folders to a log, partition by partition: all existing ones at once, or as they arrive.
 
 ::
 
@@ -71,11 +71,11 @@ from ctr.pipelines.tables.rejects import Reject
 
 _REMEDY = "restore it from a copy, or join all events anew into another output directory"
 CLOCK = "clock.json"
-SPOOL = ".events"  # inside a log that is made by following events
+SPOOL = ".events"  # inside a log that follows events
 
 
 def list_reports(spool: Path, name: str = "*") -> list[UnitReport]:
-    """Reads the reports of all units that were ever read, or of the unit with the digest ``name``."""
+    """Reads the reports of all units read so far, or of the unit with the digest ``name``."""
     reports = []
     for path in sorted((spool / "units").glob(f"{name}.json")):
         content = json.loads(read_state_file(path, _REMEDY).to_pybytes())
@@ -104,7 +104,7 @@ class EventsResult:
 
 @dataclass
 class Progress:
-    """Work of a watch so far, also before this process."""
+    """Work of a watch so far, including earlier processes."""
 
     counts: EventCounts
     clock_us: int = -1  # the arrival that the clock has reached, -1 before the first
@@ -116,11 +116,11 @@ class Progress:
 def ingest_events(
     mapping: EventMapping, folders: Sequence[Path], log: Path, *, max_reject_share: float = 0.01
 ) -> EventsResult:
-    """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
+    """Publishes the examples from the events of ``folders`` as the log ``log``, in one round.
 
-    Every partition with events is closed: it cannot be published with others later.
-    A job that was killed can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
-    a missing column, too many rejects, a log of something else, or not a single example.
+    It closes every partition with events: later events cannot be added to these.
+    A killed job can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
+    a missing column, too many rejects, a log from another source, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -170,10 +170,10 @@ def watch_events(
     stop: Callable[[], bool],
     report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
-    """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
+    """Publishes partitions as their events arrive, until ``stop`` returns true or, draining, all is published.
 
-    ``stop`` is called between rounds, ``report`` after each round with what it published. Raises InputError: too many
-    rejects, or another mapping or another process at work on the log.
+    ``stop`` is called between rounds, ``report`` after each one with the published partitions. Raises InputError: more
+    rejects than allowed, or another mapping or another process at work on the log.
     """
     mapping = with_pinned_teacher(mapping, log)
     begin_log(log, mapping)
@@ -210,7 +210,7 @@ class _Job:
     def read(self, units: Sequence[Unit]) -> None:
         """Stores the events of units in the spool.
 
-        Arrivals before the present clock are too late for what is closed by it, whenever they are read.
+        Arrivals before the current clock are too late for the partitions that it closed, whenever they are read.
         """
         with ThreadPoolExecutor(self.threads) as pool:
             reports = list(pool.map(self._spool, units))
@@ -315,7 +315,7 @@ class _Job:
 
 
 class _Watch(_Job):
-    """Rounds of a watch: it knows the files that were read, and when the last one of each kind was seen."""
+    """Rounds of a watch: remembers the files that were read, and when the last one of each kind was seen."""
 
     threads = 1
 

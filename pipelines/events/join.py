@@ -1,6 +1,6 @@
 """Join of one closed partition: impressions, clicks and conversions in, labeled examples and side tables out. Pure.
 
-The events of a further label are joined as clicks are, within their own window; "clicks" below are either.
+The events of a further label are joined as clicks are, within a separate window; "clicks" below are either.
 
 The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
 counted once, and the counts are checked to add up before anything is returned.
@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 
 def fate_counters(kind: Kind) -> tuple[str, ...]:
-    """Names the counters of the outcomes of clicks, or of a label's events."""
+    """Returns the names of the counters of the outcomes of clicks, or of a label's events."""
     return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
@@ -35,7 +35,7 @@ def fate_counters(kind: Kind) -> tuple[str, ...]:
 class Joined:
     """Examples and the other events of a partition."""
 
-    examples: pa.Table  # rows of a shard, in the order of a log, and the raw values that are kept of them
+    examples: pa.Table  # rows of a shard, in the order of a log, and the raw values of ``keep_values``
     # Clicks of this home without an example, and events of each label, under ``UNMATCHED_SCHEMA``, sorted.
     unmatched: dict[Kind, pa.Table]
     # Impressions with the id of another one, in the input's columns without raw values, sorted.
@@ -48,7 +48,7 @@ class Joined:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether nothing happened in the partition, so that there is nothing to publish."""
+        """Returns whether the partition has no events, so that there is nothing to publish."""
         return not any(self.counters[kind] for kind in ("impressions", *self.unmatched))
 
 
@@ -62,7 +62,7 @@ def join_partition(
 ) -> Joined:
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
-    A click counts for the impression of its id if it happened at most its kind's window after it was shown and at most
+    A click counts for the impression of its id if it is at most its kind's window after the impression and at most
     ``rules.skew`` before. Of impressions with one id the earliest stays. One that differs from it in its arrival alone
     is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
     does; at the same time it is a duplicate.

@@ -67,7 +67,7 @@ UNMATCHED, CONFLICTING, LATE_EVENTS = "unmatched", "conflicting", "late"
 
 
 def begin_log(log: Path, mapping: EventMapping) -> None:
-    """Makes a folder the log of a mapping; InputError where it holds something else, or a log of another mapping."""
+    """Creates the log of a mapping in a folder. Raises InputError for other content, or a log of another mapping."""
     schema = mapping.feature_schema
     check_log(log, schema)
     if not (log / MAPPING_FILE).exists() and list_partitions(log):
@@ -79,7 +79,7 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
 
 
 def last_published(log: Path) -> int:
-    """Returns the start of the last published partition, -1 where there is none."""
+    """Returns the start of the last published partition, -1 if there is none."""
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
@@ -88,7 +88,7 @@ def publish_staged(
 ) -> Iterator[Manifest]:
     """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one.
 
-    Histories are filled now, as they need the partitions before.
+    Histories are filled now, because they need the earlier partitions.
     """
     for start, content in sorted(staged):
         if content:
@@ -125,7 +125,7 @@ def route_chunk(
 ) -> dict[int, pa.Table]:
     """Parses raw events (``prepare``), adds them to the report, and splits them by the partitions that need them.
 
-    Those that are too late for their own partition are written to ``LOG/late/``.
+    Events that are too late for their home partition are written to ``LOG/late/``.
     """
     before, form = report.last_arrival, mapping.sources[report.kind].input
     if form.type == "jsonl" and chunk.table.num_rows:
@@ -206,7 +206,7 @@ def _teacher(model: Path) -> Any:
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Pins the teacher's model to the log's first one, else the newest; InputError for other features."""
+    """Returns the mapping with its teacher pinned to the log's first one, else the newest; InputError: bad features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -1,4 +1,4 @@
-"""Files of raw events: finds them, sees which are new and complete, and reads them to chunks of raw columns.
+"""Files of raw events: lists them, detects which are new and complete, and reads them to chunks of raw columns.
 
 A watch knows every file that was read, by the reports in its spool; a stream only the last one, ``ReadSoFar``, because
 it is part of a runner's checkpoint.
@@ -33,14 +33,14 @@ _UNIT_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Version:
-    """Size and time that distinguish the content of a file from an earlier or later one."""
+    """Size and time of a file, which distinguish its content from an earlier or later version."""
 
     size: int = 0
     modified_ns: int = 0
 
     @classmethod
     def read(cls, path: Path) -> "Version":
-        """Reads the version of a file. Raises OSError when it cannot."""
+        """Reads the version of a file. Raises OSError on failure."""
         stat = path.stat()
         return cls(stat.st_size, stat.st_mtime_ns)
 
@@ -53,17 +53,17 @@ class Unit:
     name: str  # of the file, which does not depend on the machine
     path: Location
     row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
-    version: Version = Version()  # when it was found
+    version: Version = Version()  # at the time of listing
 
     @property
     def digest(self) -> str:
-        """Part of the names of the unit's files in a spool that identifies it."""
+        """Returns the part of the names of the unit's files in a spool that identifies it."""
         text = f"{self.kind}\0{self.name}\0{self.row_groups}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit]:
-    """Finds the files of events in some folders, in the order in which they count as arriving.
+    """Lists the files of events in some folders, in their order of arrival.
 
     Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
@@ -121,7 +121,7 @@ def _patterns(mapping: EventMapping, kind: Kind) -> tuple[str, ...]:
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:
-    """Splits Parquet files into units of about a million rows; other files stay whole. InputError for a damaged one."""
+    """Splits Parquet files into units of about a million rows; other files stay whole. Raises InputError if damaged."""
     parts: list[Unit] = []
     for unit in units:
         if not isinstance(unit.path, Path) or unit.path.suffix != ".parquet":
@@ -138,7 +138,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
 
 
 def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[Chunk]:
-    """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
+    """Yields the raw columns of a unit's events. Raises InputError for a damaged file, or one that lacks a column."""
     form = mapping.sources[unit.kind].input
     wanted = wanted_columns(mapping, unit.kind)
     with local_file(unit.path) as path:
@@ -164,7 +164,7 @@ def select_kind(mapping: EventMapping, kind: Kind, chunk: Chunk) -> Chunk:
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
-    """Makes the reader of events that are JSON objects; a key that an object lacks is null."""
+    """Returns the reader of events that are JSON objects; a key that an object lacks is null."""
     source = mapping.sources[kind]
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id, *source.where}
@@ -190,7 +190,7 @@ class ReadSoFar:
     over: bool = False  # this part of the work is done
 
     def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """Returns the units after the last one read; InputError if a file was added before it."""
+        """Returns the units after the last one read. Raises InputError if a file was added before it."""
         last = natural_order(self.last)
         before = sum(1 for unit in units if self.last and natural_order(unit.name) <= last)
         if before > self.files:
@@ -202,10 +202,10 @@ class ReadSoFar:
 
 
 class EventFolders:
-    """Scan of folders for files of events that are new and complete.
+    """Lists new and complete files of events in folders.
 
-    The files of a kind count as arriving in the order of their names, and must not change once they are there under
-    their name. If the folders are drained, all files are complete.
+    The files of a kind arrive in the order of their names, and must not change once they have their
+    final name. If the folders are drained, all files are complete.
     """
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Location], settings: FollowSettings) -> None:
@@ -214,7 +214,7 @@ class EventFolders:
         self.scan = partial(find_events, mapping, tuple(folders))
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[Sequence[Unit], bool]:
-        """Returns the unread files that are complete, and whether files being written hold back others."""
+        """Returns the unread files that are complete, and whether files being written delay others."""
         if self._settings.drain:
             return unread, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}

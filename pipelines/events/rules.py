@@ -1,11 +1,11 @@
-"""Rules of which partitions an event belongs to, and when each is closed. Times are microseconds, UTC.
+"""Rules that assign events to partitions and determine when each is closed. Times are microseconds, UTC.
 
 An impression is published in the partition of its query time. A click is needed in every partition that may have its
-impression, and has one *home*, which counts it and reports whether it was matched: the partition of its own time plus
-the difference of clocks that is allowed, so that no impression of a click is in a partition after its home. The events
-of further labels, such as conversions, are clicks with windows of their own. A partition closes when the clicks and
-conversions on all of its impressions have had their time to arrive; later events are too late for it. So if its
-arrival is known, the event alone shows whether it is too late: it does not depend on what else has been seen by then.
+impression, and has one *home*, which counts it and reports whether it was matched: the partition of the click's time
+plus the allowed difference of clocks, so that no impression of a click is in a partition after its home. The events
+of further labels, such as conversions, are clicks with separate windows. A partition closes when the clicks and
+conversions on all of its impressions have had their time to arrive; later events are too late for it. So an event's
+time and arrival alone determine whether it is too late: it does not depend on what else has been read by then.
 """
 
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ class PartitionRules:
     """Durations of the join, in microseconds."""
 
     length: int  # of a partition; they begin at multiples of it
-    window: int  # from when an impression was shown, in which a click counts
+    window: int  # from an impression to its click, at most
     late_window: int  # after the window, in which a click is called late
     delay: int  # from an event to its arrival, at most
     overlap: int = 0  # from an arrival in a file back to earlier ones in files after it, at most
-    skew: int = 0  # from a click to when its impression was shown, and from there to its query, at most: clocks differ
-    show: int = 0  # from a query to when its impressions are shown, at most; 0 where that is one time
+    skew: int = 0  # from a click to a later impression, and from an impression to a later query, at most: clocks differ
+    show: int = 0  # from a query to its impressions, at most; 0 where they share one time
     # The window and the late window of each further label's events, by its name.
     labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 

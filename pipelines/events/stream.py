@@ -85,7 +85,7 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Location) -> int:
-    """Returns the arrival, in microseconds, from which on open partitions need the source to be read again."""
+    """Returns the arrival, in microseconds, from which the source must be read again for open partitions."""
     rules = partition_rules(mapping)
     with local_log(log, names=MANIFESTS) as folder:
         last = last_published(folder)
@@ -95,7 +95,7 @@ def first_needed(mapping: EventMapping, log: Location) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
+    """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not support."""
     rules = partition_rules(mapping)
     values = vars(rules) | {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
     for name, value in values.items():
@@ -107,7 +107,7 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    The mapping has its teacher pinned; all workers see the log, which was begun, under its path or address; the share
+    The mapping has its teacher pinned; all workers see the existing log under its path or address; the share
     of rejects counts a worker's latest events. With ``counts`` the impressions that were read for each partition are
     written when the watermark reaches the end of time.
     """
@@ -248,7 +248,7 @@ class _Stage(_Step):
             with local_log(self._log) as log:
                 for kind, table in ((k, table) for k in self._mapping.kinds for table in tables.get(k, [])):
                     if kind != IMPRESSIONS:
-                        # Other partitions than its own get the same click too.
+                        # Other partitions than its home get the same click too.
                         at_home = self._rules.home_of(table.column("time").to_numpy()) == start
                         table = table.filter(pa.array(np.asarray(at_home)))
                     if table.num_rows:
@@ -280,9 +280,9 @@ def stream_events(
 ) -> None:
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
-    ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
-    source ends by itself. Raises InputError: a runner that cannot do it, another mapping's log, or too many rejects.
+    ``source`` makes the transform that yields ``RawEvents``, for the mapping with a pinned teacher; all workers see the
+    log under its path or address; a signal from ``stop``, called ten times a second, cancels the job. With ``drain`` a
+    source ends by itself. Raises InputError: an unsuitable runner, another mapping's log, or too many rejects.
     """
     if runs_in_this_process(options) and not drain:
         raise InputError(
@@ -335,7 +335,7 @@ def _check_nothing_lost(location: Location, rules: PartitionRules) -> None:
 
 
 def streaming_options(text: str, drain: bool) -> PipelineOptions:
-    """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
+    """Parses Beam's options. Raises InputError. For Flink adds the required ones that are absent."""
     arguments = split_beam_options(text)
     options = read_beam_options(arguments)
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in ("FlinkRunner", "PortableRunner"):
@@ -343,7 +343,7 @@ def streaming_options(text: str, drain: bool) -> PipelineOptions:
         needed = {
             # A watermark moves when a bundle ends: partitions are published this much late; by default a second.
             "--max_bundle_time_mills": "=100",
-            # How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without
+            # How long finished sources stay; Flink's default depends on whether there are checkpoints. Without
             # these sources the watermark of Kafka no longer moves; with them a job that has read everything does not
             # end.
             "--shutdown_sources_after_idle_ms": f"={1 if drain else 2**63 - 1}",

@@ -3,7 +3,7 @@
 Folders are a splittable function for each kind. The runner's checkpoint has the name of the last file that was read;
 the names of all later files sort after it.
 
-Records of Kafka, read by Beam's own connector, are JSON objects. Their timestamps are their arrivals: either the broker
+Records of Kafka, read by Beam's connector, are JSON objects. Their timestamps are their arrivals: either the broker
 sets them, or producers set them to the time when they received the event. A record without a value (null) is no event:
 it only moves the watermark of its Kafka partition, which the connector does not know before it has read a record there.
 """
@@ -103,7 +103,7 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 @beam.typehints.with_output_types(RawEvents)
 class FollowFiles(beam.DoFn):
-    """Files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
+    """Yields the events of a kind's files as ``RawEvents``, a few files per call, and defers the rest."""
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Location], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings
@@ -213,7 +213,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
     def expand(self, begin: Any) -> Any:
         # All that every version of the connector requires: the Java side refuses fields that it does not know, and the
-        # transform of a newer Python side would send all of its own.
+        # transform of a newer Python side would send new fields.
         fields: dict[str, Any] = {
             "key_deserializer": ReadFromKafka.byte_array_deserializer,
             "value_deserializer": ReadFromKafka.byte_array_deserializer,

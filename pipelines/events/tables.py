@@ -1,10 +1,10 @@
 """Tables of raw events: parses keys, transforms features to ids, and rejects bad events one by one.
 
 An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
-that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click, or an event of a further label,
+of ``keep_values`` (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click, or the event of a label,
 is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
 
-Arrivals in the future are found by comparison with other arrivals, never with this machine's clock, so that the same
+Arrivals in the future are detected by comparison with other arrivals, never with this machine's clock, so that the same
 events are accepted whenever and in whatever order files are read. Of a chunk of ten events or more, nine tenths show
 the present: an arrival that comes later than they do by more than a day, ``mapping.future`` and ten times the span of
 the middle eight tenths is in the future. (A shorter limit would refuse the last hours of a file of a week.) One that
@@ -75,8 +75,8 @@ def prepare(
     """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
 
     ``before`` is the last arrival read before this chunk, -1 for none; ``stamps`` [N] are the timestamps of records.
-    An arrival earlier than ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose
-    type cannot be read rejects each row.
+    An arrival earlier than ``clock_us`` counts as that. Without arrivals, the event's time is used. A column whose type
+    cannot be read rejects each row.
     """
     source = mapping.sources[kind]
     verdict = Verdict(chunk)
@@ -141,7 +141,7 @@ def last_arrival(mapping: EventMapping, arrival: np.ndarray, before: int) -> int
 
 
 def _horizon(mapping: EventMapping, arrival: np.ndarray, before: int) -> tuple[int, int]:
-    """Returns the last arrival that moves a clock, given all arrivals, int64 [N], and the last before the future."""
+    """Returns the last of N arrivals (int64) that moves a clock, and the last that is not in the future."""
     if mapping.future is None:
         return _UNLIMITED, _UNLIMITED
     future = duration_us(mapping.future)

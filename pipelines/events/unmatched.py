@@ -1,4 +1,4 @@
-"""Clicks, or events of a label, that no example has, and the skew, window or delay with which it would have them."""
+"""Clicks, or events of a label, without an example, and the skew, window or delay that would match them."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,9 +29,9 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns a warning for each kind of which over 0.5% are early, late or orphans, and the settings that would help.
+    """Returns a warning for each kind with over 0.5% early, late or orphaned events, and the settings that would help.
 
-    Looks at the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
+    Reads the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
     and after. The events of each label are judged as clicks are.
     """
     manifests, rules = read_manifests(log), partition_rules(mapping)

@@ -1,5 +1,5 @@
-"""Drafts the mapping of an unknown table, given the columns' roles: begin with ``draft_mapping`` of ``draft.py``.
+"""Drafts the mapping of an unknown table from the columns' roles: begin with ``draft_mapping`` of ``draft.py``.
 
-``dialect.py`` finds the files, how they are read, and reads their first rows, ``columns.py`` finds the kind of each
+``dialect.py`` finds the files and their format, and reads their first rows, ``columns.py`` finds the kind of each
 column, ``roles.py`` checks the columns that the user named.
 """

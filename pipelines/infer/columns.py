@@ -1,6 +1,6 @@
-"""Kind of each column, by its values alone, and the feature that it becomes: category, number, list or text.
+"""Infers the kind of each column from its values alone, and its feature: category, number, list or text.
 
-A column that alone ranks the rows with an AUC near 1 is known only after the label.
+A column that alone ranks the rows with an AUC near 1 is a leak: it is recorded only after the label.
 """
 
 import ast
@@ -30,7 +30,7 @@ _NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>
 
 # A column is of a kind when at most this share of its values is not: such rows become rejects.
 _FEW_BAD = 0.001
-# So few whole numbers are categories, each with its own id: if they are amounts, and if they are not.
+# Up to so many distinct whole numbers are categories: if they are amounts, and if they are not.
 _FEWEST, _FEW = 20, 64
 _UNIQUE, _ENOUGH = 0.999, 50
 _STEPS = 40
@@ -176,7 +176,7 @@ def _numbers(
 
 
 def decide_feature(column: Column, whole: bool = True) -> Decision:
-    """Decides which feature a column becomes, or why none; ``whole``: the sample is the table."""
+    """Decides which feature a column becomes, or why none; ``whole``: the sample is the whole table."""
     texts = column.texts[:LOOKED]
     if not texts:
         return not_used("it has no values")
@@ -226,7 +226,7 @@ def _list_feature(column: Column, separator: str, strip: str = "") -> Decision:
 
 
 def split_items(text: str, separator: str, strip: str) -> list[str]:
-    """Splits a text as the feature of a mapping does."""
+    """Splits a text as the mapping's feature does."""
     parts = text.split(separator)
     return [item for part in parts if (item := part.strip(strip) if strip else part)]
 
@@ -242,7 +242,7 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
-    """Finds the separator of lists, and what stands around their items; None where distinct texts hold no lists."""
+    """Returns the separator of lists and the characters around their items; None where distinct texts hold no lists."""
     ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
     brackets = next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), None)
     if brackets is None:
@@ -367,7 +367,7 @@ def _round_step(size: float) -> float:
 
 
 def feature_name(column: str, taken: Collection[str]) -> str:
-    """Makes a name like the column's, which no other feature and no column of a log has.
+    """Returns a name like the column's, which no other feature and no column of a log has.
 
     Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """
@@ -398,7 +398,7 @@ def _value_groups(column: Column) -> np.ndarray:
     if column.numbers is None or column.distinct <= QUANTILES:
         return column.codes
     edges = np.unique(np.quantile(column.finite, np.linspace(0, 1, QUANTILES + 1)[1:-1]))
-    # Among values that are 0 in most rows the others make groups of their own.
+    # If most values are 0, the others form separate groups.
     edges = np.union1d(edges, np.nextafter(column.finite.min(), np.inf))
     finite = np.isfinite(column.numbers)
     return np.where(finite, np.searchsorted(edges, column.numbers, side="right"), -1)
@@ -432,7 +432,7 @@ def strongest_columns(columns: Columns, labels: np.ndarray, labeled: np.ndarray)
 
 
 def strongest_text(strongest: list[tuple[str, float]]) -> str:
-    """Formats the few strongest columns; empty where there are none."""
+    """Formats the few strongest columns; empty if there are none."""
     if not strongest:
         return ""
     aucs = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])

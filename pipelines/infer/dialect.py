@@ -1,4 +1,4 @@
-"""Files of a table, how they are read (type, delimiter, header, columns that some lack), and a sample of their rows."""
+"""Files of a table, their format (type, delimiter, header, columns that some lack), and a sample of their rows."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True)
 class TableFiles:
-    """Files of a table and how they are read."""
+    """Files of a table and their format."""
 
     files: tuple[SourceFile, ...]  # without empty ones, in the order in which their rows count
     form: Form  # the ``input`` of a mapping
@@ -66,7 +66,7 @@ class TableFiles:
 
 
 def find_table(path: Path, label: str | None) -> TableFiles:
-    """Finds how a file, or the files of a folder, are read; ``label`` is the rule whose column the header names.
+    """Determines the format of a file, or of a folder's files; ``label`` is the rule whose column the header names.
 
     Raises InputError: files that are no table, or are several.
     """
@@ -137,14 +137,14 @@ def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
 
 
 def read_start(path: Path, size: int = START_BYTES) -> str:
-    """Reads the first characters of a text file, decompressed; bad UTF-8 is replaced. InputError: it is no text."""
+    """Reads the first characters of a text file, decompressed, with bad UTF-8 replaced. Raises InputError: no text."""
     with faults_named(path), open_bytes(path) as stream:
         text = bytes(stream.read(size)).decode("utf-8", "replace").removeprefix("\ufeff")
     return text.replace("\r\n", "\n") if "\n" in text else text.replace("\r", "\n")
 
 
 def _input_of(path: Path, label: str | None) -> dict[str, Any]:
-    """Infers the ``input`` of a mapping from a file's content; InputError where it is no table."""
+    """Infers the ``input`` of a mapping from a file's content. Raises InputError where it is no table."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return {"type": "parquet"}
@@ -271,7 +271,7 @@ class Sample:
     lacking: tuple[str, ...] = ()  # keys that some lines of several files of JSON lack
 
     def describe(self) -> str:
-        """Says which rows the sample holds."""
+        """Describes which rows the sample holds."""
         some = f"the first {self.rows:,} of about {self.table_rows:,} rows"
         return f"all {self.rows:,} rows" if self.whole else some
 

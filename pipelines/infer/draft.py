@@ -1,4 +1,4 @@
-"""Drafts the mapping of a table by the roles that the user names, with a comment for each column."""
+"""Drafts the mapping of a table from the roles that the user names, with a comment for each column."""
 
 import shlex
 import textwrap
@@ -78,7 +78,7 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
 def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
     """Lists possible labels, as ``--label`` takes them, with their share of positive rows.
 
-    Lists columns of two values; where there are none, a rule for each column of few values.
+    Lists columns of two values; if there are none, a rule for each column of few values.
     """
     columns, _ = profile_columns(table, sample)
     choices = []
@@ -94,7 +94,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping, in the order of its file; InputError for an impossible role, a leak, or no feature left."""
+    """Drafts a mapping, in the order of its file. Raises InputError: an impossible role, a leak, or no feature left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -167,7 +167,7 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
 def _decide_roles(
     columns: Columns, options: Options, label: LabelColumn, time: TimeColumn | None
 ) -> dict[str, Decision]:
-    """Returns the columns that are used for a role alone, by their names; InputError where a column has two."""
+    """Returns the columns that are used for a role alone, by name. Raises InputError where a column has two."""
     rule = label.rule
     value = f"{rule.value:g}" if isinstance(rule.value, float) else repr(rule.value)
     role = "label" if rule.op is None else f"label {rule.op} {value}"
@@ -253,7 +253,7 @@ def _describe_reading(table: TableFiles, sample: Sample, nulls: Sequence[str], o
         f"{malformed:,} rows of the sample could not be read: they become rejects": malformed,
         f"{headers:,} lines of the sample repeat the header: they are rejects, not rows": headers,
         "no --time: the order of the rows is the order of time": options.time is None,
-        "no --query: each row is its own query": options.query is None,
+        "no --query: each row is a query": options.query is None,
     }
     return [note for note, applies in notes.items() if applies]
 
@@ -305,7 +305,7 @@ def _partition(sample: Sample, time: TimeColumn | None) -> str:
 
 
 def mapping_text(draft: Draft, source: str) -> str:
-    """Writes a draft as the text of a mapping file; ``source`` stands in its first line."""
+    """Formats a draft as the text of a mapping file; ``source`` is in its first line."""
     written = "written by ctr quickstart, to be edited. docs/howto/tables.md describes the keys."
     lines = _comment(f"How {source} becomes examples: {written}")
     for note in draft.notes:
@@ -344,7 +344,7 @@ def _flow(value: Any) -> str:
 
 
 def decision_table(columns: Mapping[str, Decision], width: int) -> str:
-    """Formats what each column becomes as a table of one line each, cut at ``width`` characters."""
+    """Formats the use of each column as a table of one line each, cut at ``width`` characters."""
     texts = [("column", "becomes", "because")]
     texts += [(name, decision.becomes, decision.because) for name, decision in columns.items()]
     rows = [[printable(" ".join(text.split())) or "(no name)" for text in row] for row in texts]

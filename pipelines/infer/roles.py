@@ -1,4 +1,4 @@
-"""Columns in the roles label, time, query and weight, and unnamed columns that could have one."""
+"""Finds the columns of the roles label, time, query and weight, and unnamed columns that could have one."""
 
 import re
 import shlex
@@ -48,7 +48,7 @@ _MOST_VALUES = 10  # of a column for which rules are offered
 
 @dataclass(frozen=True)
 class Options:
-    """Roles that the user names, as the options of the command."""
+    """Roles that the user names, as options of the command."""
 
     label: str | None = None  # a column, or a rule such as ``rating>=4``
     time: str | None = None  # also with its form, as in ``when=ms``
@@ -64,7 +64,7 @@ class LabelColumn:
     """The label of N rows."""
 
     rule: Label
-    values: np.ndarray  # [N] 0 or 1; 0 where it is not known
+    values: np.ndarray  # [N] 0 or 1; 0 where it is missing
     labeled: np.ndarray  # [N] bool, the rows with a label; the others become rejects
 
     @property
@@ -74,7 +74,7 @@ class LabelColumn:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that is read as a time in most of N rows."""
+    """A column that can be read as a time in most of N rows."""
 
     time: Time
     us: np.ndarray  # [N] int64 microseconds since 1970; 0 where ``bad``
@@ -82,14 +82,14 @@ class TimeColumn:
 
 
 def find_column(name: str, columns: Columns, option: str) -> Column:
-    """Returns the column that the user names, or InputError."""
+    """Returns the column that the user names. Raises InputError if it does not exist."""
     if name not in columns:
         raise InputError(f"{option} {name}: no such column; the columns are {listed(list(columns), name)}")
     return columns[name]
 
 
 def count_rows(rows: np.ndarray) -> str:
-    """Formats how many rows are meant, [N] bool."""
+    """Formats the number of rows in a mask, [N] bool."""
     return f"{int(rows.sum()):,} of {len(rows):,} rows"
 
 
@@ -105,7 +105,7 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names; InputError where the column is not a label."""
+    """Reads the label that ``--label`` names. Raises InputError where the column is not a label."""
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
@@ -130,7 +130,7 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
 
 
 def label_of(column: Column, rule: Label) -> LabelColumn:
-    """Reads the label by a rule; InputError where the column is no label by it."""
+    """Reads the label by a rule. Raises InputError where the rule makes no label of the column."""
     try:
         values, bad, _ = parse_labels(column.array, rule)
     except InputError as error:
@@ -155,7 +155,7 @@ def plain_label(column: Column) -> Label | None:
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
-    """Returns rules that make a label of a column of few values, as ``--label`` takes them, and their shares."""
+    """Returns rules that make a label from a column of few values, as ``--label`` takes them, and their shares."""
     rules: list[str] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
@@ -186,7 +186,7 @@ def _read_time(column: Column, time: Time) -> TimeColumn:
 
 
 def time_readings(column: Column) -> list[TimeColumn]:
-    """Returns the ways to read a column as a time that fit nearly all its values and differ; none for others."""
+    """Returns the different ways to read a column as a time that fit nearly all its values; none for other columns."""
     kind, name = column.array.type, column.name
     forms: Sequence[str] = ()
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -217,7 +217,7 @@ def time_readings(column: Column) -> list[TimeColumn]:
 
 
 def read_time(text: str, columns: Columns) -> TimeColumn:
-    """Reads the time that ``--time`` names, in the form that it gives or in the only one that fits; or InputError."""
+    """Reads the time that ``--time`` names. Raises InputError: no form fits, or several do and none is specified."""
     # A column may have = in its name.
     named = [column for column in columns if text == column or text.startswith(f"{column}=")]
     name = max(named, key=len, default=text.partition("=")[0])
@@ -252,7 +252,7 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
 
 
 def read_query(options: Options, columns: Columns) -> Column | None:
-    """Returns the column that ``--query`` names; InputError for too many rows without one, or for a wrong gap."""
+    """Returns the column that ``--query`` names. Raises InputError for too many rows without one, or a wrong gap."""
     if options.session_gap is not None:
         read_duration("--session-gap", options.session_gap)
         if options.query is None:
@@ -277,7 +277,7 @@ def check_weight(name: str, columns: Columns) -> None:
 
 
 def looks_like_time(column: Column) -> bool:
-    """Returns whether values read as times; whole numbers only where they are many, of a few years."""
+    """Returns whether values read as times; whole numbers only if there are many distinct ones within a few years."""
     if column.distinct < (_RUNS if column.numbers is not None else _DATES_ENOUGH):
         return False
     spans = [int(np.ptp(reading.us[~reading.bad])) for reading in time_readings(column)]
@@ -285,7 +285,7 @@ def looks_like_time(column: Column) -> bool:
 
 
 def looks_like_query(column: Column) -> bool:
-    """Returns whether ids with many values stand in groups of consecutive rows, as the rows of pages do."""
+    """Returns whether ids with many values form groups of consecutive rows, as the rows of pages do."""
     codes = column.codes[column.codes >= 0]
     is_id = not column.is_list and (column.numbers is None or column.is_whole)
     if not is_id or column.missing_share > MAX_REJECT_SHARE or not _RUNS <= column.distinct <= len(codes) / 2:

@@ -1,4 +1,4 @@
-"""Conversions of whole columns, with a mask of the rows that could not be converted."""
+"""Converts whole columns, with a mask of the rows that could not be converted."""
 
 from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
@@ -55,7 +55,7 @@ def is_text_or_number(kind: pa.DataType) -> bool:
 
 
 def is_missing(column: pa.Array, is_nan_missing: bool = False) -> np.ndarray:
-    """Returns [N] bool: whether a value is null or an empty text, or else NaN."""
+    """Returns [N] bool: whether a value is null or an empty text, or with ``is_nan_missing`` NaN."""
     missing: np.ndarray = column.is_null(nan_is_null=is_nan_missing).to_numpy(zero_copy_only=False)
     if is_text(column.type):
         missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
@@ -65,8 +65,8 @@ def is_missing(column: pa.Array, is_nan_missing: bool = False) -> np.ndarray:
 def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, Bad]:
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
-    The search for them halves the distinct values, so that a few bad ones cost a few conversions, and the
-    judgement is always ``convert``'s own.
+    The search for them bisects the distinct values, so that a few bad ones cost a few conversions, and
+    ``convert`` alone decides.
     """
     try:
         return convert(values), np.zeros(len(values), bool)
@@ -96,7 +96,7 @@ def _rows_of(bad_values: np.ndarray, encoded: pa.DictionaryArray) -> Bad:
 
 
 def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
-    """Makes binary values strings, marking those that are not UTF-8; checks strings and lists of them too."""
+    """Converts binary values to strings and marks those that are not UTF-8; checks strings and lists of them too."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return check_utf8(column.dictionary_decode())
@@ -121,7 +121,7 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
 
 
 def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
-    """Checks a dictionary of text or bytes as ``check_utf8`` does, each different value once; it stays a dictionary."""
+    """Checks a dictionary of text or bytes as ``check_utf8`` does, each distinct value once; it stays a dictionary."""
     values, bad_values = check_utf8(column.dictionary)
     checked = pa.DictionaryArray.from_arrays(column.indices, values)
     if not bad_values.any():
@@ -130,14 +130,14 @@ def check_encoded(column: pa.DictionaryArray) -> tuple[pa.DictionaryArray, Bad]:
 
 
 def show_bytes(column: pa.Array) -> pa.Array:
-    """Casts a column of text, or lists of it, to bytes, which Python can show where they are not UTF-8."""
+    """Casts a column of text, or lists of it, to bytes, which Python can print even if they are not UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return column.cast(pa.list_(pa.large_binary()) if pa.types.is_nested(column.type) else pa.large_binary())
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
-    """Reads numbers or text as float64 (int64 when ``whole``), or InputError; null and empty text stay missing."""
+    """Parses numbers or text as float64 (int64 if ``whole``), missing for null and empty text. InputError: bad type."""
     target = pa.int64() if whole else pa.float64()
     kind = column.type
     if is_text(kind):
@@ -163,7 +163,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
-    """Reads lists of numbers, or text, as lists of float32, empty where missing or bad; InputError for other types."""
+    """Parses lists of numbers, or text, as lists of float32, empty if missing or bad. InputError: other types."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.float32())), np.zeros(len(column), bool)
     if is_text(column.type):
@@ -191,7 +191,7 @@ def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
-    """Reads [N] int64 microseconds since 1970, UTC, 0 where bad; InputError for a type that is not read so."""
+    """Parses [N] int64 microseconds since 1970, UTC, 0 where bad. Raises InputError for a type that does not fit."""
     kind = column.type
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
@@ -242,10 +242,10 @@ def _times_by_unit(column: pa.Array, unit: str) -> tuple[pa.Array, Bad]:
 
 
 def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
-    """Converts what the clocks of the time's zone show to UTC, int64 microseconds; without a zone it is UTC.
+    """Converts local times in the time's zone to UTC, int64 microseconds; without a zone they are UTC.
 
-    Refuses what the clocks never show (summer time begins) and, unless the mapping says which of the two is meant, what
-    they show twice (it ends).
+    Refuses local times that do not exist (summer time begins) and, unless ``time.ambiguous`` is set, those that occur
+    twice (it ends).
     """
     if time.zone is None:
         return local, bad
@@ -254,7 +254,7 @@ def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
         pc.assume_timezone(clock_times, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
         for which in ("earliest", "latest")
     )
-    # Around a time that is never shown the two differ by a microsecond.
+    # Around a local time that clocks skip, the two differ by a microsecond.
     apart = pc.fill_null(pc.subtract(second, first), 0).to_numpy()
     refused = (apart > 0) & ((apart <= 1) | (time.ambiguous is None))
     return (second if time.ambiguous == "second" else first), bad | refused
@@ -290,7 +290,7 @@ def _iso_us(texts: pa.Array, zone: str | None) -> tuple[pa.Array, Bad]:
 
 
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
-    """Reads [N] int8 labels, 0 where bad, and what is allowed; InputError for a type that the rule cannot compare."""
+    """Parses [N] int8 labels, 0 where bad; also returns the allowed values. Raises InputError for a wrong type."""
     if label.op is None:
         if is_text(column.type):
             indices = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
@@ -320,7 +320,7 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Reads [N] float32 weights, 0 where missing, negative or too large; InputError for a type without numbers."""
+    """Parses [N] float32 weights, 0 where missing, negative or too large. Raises InputError for a wrong type."""
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
         weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
@@ -329,7 +329,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Reads [N] int64 ids, 0 where missing: whole numbers and their text (12.0 too), else a hash; or InputError."""
+    """Parses [N] int64 ids, 0 if missing: integers and their text (12.0 too), else a hash. InputError: bad type."""
     kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing
@@ -348,7 +348,7 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
-    """Hashes tuples of int64s to [N] int64: the finaliser of splitmix64 over one part after the other."""
+    """Hashes tuples of int64s to [N] int64: the finalizer of splitmix64 over one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         bits = np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)

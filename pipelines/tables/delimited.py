@@ -42,7 +42,7 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 class _StrictQuotes:
     """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
 
-    So a parser refuses that line, for too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    So a parser refuses that line, for too many or few fields, by its number. A value may stand in quotes (RFC 4180):
     its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
     within is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
     is rejected, and reading starts again after it: so a quote that is never closed costs its line, and not all lines
@@ -102,10 +102,10 @@ _LOOKED = 100
 def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """Returns the names of a file's columns, from its header or the mapping.
 
-    Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
-    delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
-    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that it should
-    have.
+    If the lines below the header all have one field more, which is empty, or one less than a header that ends with a
+    delimiter, there are as many names as fields. If they begin with the number of the row, without a name for it,
+    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that
+    it must have.
     """
     if form.columns is not None:
         return form.columns
@@ -129,7 +129,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
-    """Splits the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
+    """Splits the first ``limit`` lines that are not empty; fewer if a field is too long for Python."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
@@ -143,7 +143,7 @@ def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[lis
 
 
 def fitted_names(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Makes the names of a header as many as the lines below it have fields (see ``delimited_columns``)."""
+    """Adapts the names of a header to the number of fields of the lines below it (see ``delimited_columns``)."""
     rows = [row for row in rows if list(row) != list(names)]
     fields, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (len(names), 0)
     if lines >= 0.9 * len(rows):

@@ -1,4 +1,4 @@
-"""Makes examples of chunks of raw columns: checks and completes each column, then hashes features to ids."""
+"""Makes examples from chunks of raw columns: checks and completes each column, then hashes features to ids."""
 
 import re
 from collections import Counter, deque
@@ -47,7 +47,7 @@ from ctr.pipelines.tables.rejects import EARLY_ROWS, Reject, RejectLog, make_rej
 
 
 class Verdict:
-    """Rows that are still good; a reject for each that is not, with its first fault only."""
+    """Rows that are still good, and a reject for each of the others, with its first fault only."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -62,7 +62,7 @@ class Verdict:
             try:
                 value = values[index].as_py()
             except (OverflowError, ValueError):
-                # A time beyond Python's years is shown as its number.
+                # A time beyond Python's years is reported as its number.
                 value = values[index].value
             why = "missing" if value is None or value == "" else reason
             row = int(self._chunk.rows[index])
@@ -72,9 +72,9 @@ class Verdict:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """Makes a chunk's columns UTF-8, adds side tables' columns; ``encoded`` ones that are dictionaries stay so.
+    """Converts a chunk's columns to UTF-8, adds side tables' columns; ``encoded`` dictionary columns stay dictionaries.
 
-    Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows' own.
+    Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows'.
     """
     columns = {}
     for name in chunk.table.column_names:
@@ -91,7 +91,7 @@ def checked_columns(
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 microseconds of the column of ``time``; ``key`` is its name in the mapping."""
     times, bad = parse_column(str(time.column), columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
     allowed = f"{time.form}{zones}, {time.range_text}"
@@ -100,7 +100,7 @@ def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -
 
 
 def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
+    """Reads [N] int64 ids of the column ``name``; ``key`` is its name in the mapping."""
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
@@ -149,7 +149,7 @@ def _optional_times(
 
 
 def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] float32 weights of the column ``name``; 1 where there is none."""
+    """Reads [N] float32 weights of the column ``name``; 1 if it is None."""
     if name is None:
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(name, columns, parse_weights)
@@ -191,7 +191,7 @@ def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
 def check_numbers(
     names: Sequence[str], vectors: Table[str, Vector], columns: Columns, verdict: Verdict
 ) -> None:
-    """Makes the sources of numbers numeric, and those of vectors lists of numbers."""
+    """Converts the sources of numbers to numeric columns, and those of vectors to lists of numbers."""
     for name in names:
         numbers, bad = parse_column(name, columns, parse_numbers)
         verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
@@ -204,7 +204,7 @@ def check_numbers(
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
-    """Parses a column, and names it when its type is refused."""
+    """Parses a column. InputError for an unsuitable type names the column."""
     try:
         return parse(columns[name], *arguments)
     except InputError as error:
@@ -228,7 +228,7 @@ _AHEAD = 3
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, kept raw values, and file and row."""
+    """Returns the schema of spilled rows: the columns of a shard, raw values of ``keep_values``, and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
     fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
@@ -255,8 +255,8 @@ def make_examples(
     """Makes the examples of a chunk, under ``spill_schema``, and its rejects.
 
     ``name_hash`` is of the file's name, ``first`` the number of lines of the files before it. In a log that groups
-    rows, ``query_id`` is still the group and ``query_time`` the row's own time. Raises InputError for a column that its
-    use cannot read.
+    rows, ``query_id`` is still the group and ``query_time`` the time of the row. Raises InputError for a column whose
+    type does not suit its use.
     """
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
@@ -308,7 +308,7 @@ def make_examples(
 def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
 ) -> Iterator[tuple[Item, Result]]:
-    """Yields each item with the result of ``work``, in order; so many of the next ones are under way meanwhile."""
+    """Yields each item with the result of ``work``, in order, while threads work on the next ``ahead`` items."""
     pool = ThreadPoolExecutor(workers, "ingest")
     waiting: deque[tuple[Item, Future[Result]]] = deque()
     try:
@@ -325,7 +325,7 @@ def work_ahead(
 
 @dataclass
 class TimesRead:
-    """Range of the rows' times, in microseconds, and how many are unlikely."""
+    """Range of the rows' times, in microseconds, and the number of unlikely ones."""
 
     early: int
     now: int

@@ -3,14 +3,14 @@
 The input may have any order. Rows are spilled by the partition of their query time, and when the input has ended every
 partition is loaded, sorted and published, in order of time. So memory is bounded by the largest partition, disk by the
 log, and the log does not depend on the order of the input or on its chunks. If rows are grouped (by a query column or
-as sessions), query times are known only at the end: rows are first stored in order of arrival, and the group and time
+as sessions), query times follow only at the end: rows are first stored in order of arrival, and the group and time
 of each stay in memory.
 
 A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
 back inside the log's folder (``ctr.pipelines.tables.state``) and merged with the rows of the next files, so that the
-log is that of one ingest of all files.
+log equals that of one ingest of all files.
 
-An ingest is committed at one moment: one that was killed before is run again, one that was killed after is completed by
+An ingest is committed in one step: one killed before it is run again, one killed after it is completed by
 the next, and a file that is in the log is not added again.
 """
 
@@ -84,7 +84,7 @@ EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wr
 def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -> Iterator[pa.Table]:
     """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
 
-    The tables have ``spill_schema``, with groups as query ids and the rows' own times as query times. They are spilled
+    The tables have ``spill_schema``, with groups as query ids and times of rows as query times. They are spilled
     to ``folder`` meanwhile, as one partition.
     """
     arrived = PartitionSpill(folder, TIME_LIMIT_US)
@@ -104,10 +104,10 @@ def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -
 def assign_queries(
     groups: np.ndarray, times: np.ndarray, gap_us: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
+    """Assigns rows to queries: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
     Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
-    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is known
+    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is available
     before its query.
     """
     order = np.lexsort((times, groups))
@@ -137,7 +137,7 @@ def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
 
 
 def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
+    """Sorts a partition; of rows with equal example ids in a query, the first to arrive stays, others are rejects."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
     repeated = np.zeros(table.num_rows, bool)
@@ -155,7 +155,7 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 def reject_rows(
     rows: pa.Table, key: str, reason: str, values: Iterable[object], allowed: str
 ) -> list[Reject]:
-    """Makes a reject of each row, at its place in the input, with its value."""
+    """Makes a reject of each row, with its file, its row number and the value."""
     files, lines = (rows.column(name).to_pylist() for name in (FILE_COLUMN, ROW_COLUMN))
     return [
         make_reject(file, line, key, reason, value, allowed)
@@ -231,7 +231,7 @@ class IngestResult:
                 "for more files use --append"
             )
         if self.rejected:
-            # Without new files, duplicates among the rows that were kept unpublished.
+            # Without new files, these are duplicates among the rows held back earlier.
             share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
             text += f"\n{share} rows rejected, see {self.rejects_file}:"
             text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
@@ -243,13 +243,13 @@ class IngestSettings:
     """How files are ingested.
 
     Attributes:
-        append: more files will come: the rows of partitions that may still get some are held back, until one comes that
+        append: more files will come: rows of partitions that may still get some are held back, until a row comes that
             is later than the end of the partition by the allowed lateness (and the gap of sessions).
         allowed_lateness_us: microseconds that a row may come later than others.
         max_reject_share: a larger share of rejected rows stops the ingest.
         progress: called with the number of rows read since its last call.
         block_bytes: bytes of a file that are read at a time; they do not change the log.
-        now_us: query times from this one on cause a warning. None: the time of the machine's clock.
+        now_us: query times from this one on cause a warning. None: the current time.
     """
 
     append: bool = False
@@ -265,8 +265,8 @@ def ingest(
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
-    Rows of the inputs count as arriving in their order; without any, and unless more will come (``append``), what is
-    held back is published.
+    Rows of the inputs arrive in the order of the inputs; without inputs, and unless ``append``, the rows held
+    back are published.
 
     Raises InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of
     another schema, or rows of partitions that are closed.
@@ -448,9 +448,9 @@ class _Ingest:
         return staged
 
     def _remove_leftovers(self, due: Sequence[int], staged: Sequence[Manifest]) -> None:
-        """Deletes what no manifest names of partitions that were due, now or in a killed ingest.
+        """Deletes the files of due partitions that no manifest names, of this or of a killed ingest.
 
-        Before partitions that are published, readers would take the manifests of such shards for lost.
+        If later partitions are published, readers would consider the manifests of such shards lost.
         """
         out, published = self._out, list_partitions(self._out)
         manifests = [*self._completed, *read_state(out).publishing]
@@ -467,7 +467,7 @@ class _Ingest:
             remove_temporaries(folder)
 
     def _reject_closed(self, spill: PartitionSpill, starts: Sequence[int]) -> None:
-        """Rejects the rows of published partitions; InputError where they are too many."""
+        """Rejects the rows of published partitions. Raises InputError if there are too many."""
         closed = []
         for start in starts:
             table, duplicates = sorted_once(spill.pop(start))
@@ -493,7 +493,7 @@ class _Ingest:
     def _hold(
         self, spill: PartitionSpill, starts: Sequence[int], added: Sequence[InputFile], last_time: int
     ) -> HeldRows | None:
-        """Stores the rows of open partitions; held rows that were not read stay as they are."""
+        """Stores the rows of open partitions; held rows that were not read stay unchanged."""
         before = self._state.held
         if not starts:
             return before if self._held is None else None
@@ -544,7 +544,7 @@ class _Ingest:
                 f"{examples} published, {rejected} rejected and {self._held_rows} kept unpublished"
             )
         for join in self._mapping.joins if self._sources else ():
-            # Their values are used for any time, also before they were known.
+            # Their values are used for any time, also before they were valid.
             if join.valid_from is None:
                 self._warnings.append(
                     f"the side table {join.file} has no times: rows of the past get its present values too; if "

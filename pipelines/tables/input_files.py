@@ -1,4 +1,4 @@
-"""Input files, found, ordered, named and opened, and chunks of their raw columns."""
+"""Lists, orders, names and opens input files; reads chunks of their raw columns."""
 
 import errno
 import re
@@ -32,11 +32,11 @@ class SourceFile:
 
 
 def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
-    """Finds the files of ``inputs``, in order: files as given, of a folder those that match a pattern.
+    """Lists the files of ``inputs``, in order: each file, and the files of each folder that match a pattern.
 
-    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its own
-    name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left out,
-    unless a pattern begins so. ``excluded`` are globs, seen from a file's folder, of side tables, which are no input.
+    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its
+    name, or by its path below the input folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    unless a pattern begins so. ``excluded`` are globs, relative to a file's folder, of side tables, which are no input.
     Raises InputError: an input that does not exist, a folder without files, two files of one name.
     """
     files: list[SourceFile] = []
@@ -93,7 +93,7 @@ class UnreadableNowError(PassingError):
 
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
-    """Turns a fault while reading ``path`` into an InputError that names it."""
+    """Converts a fault while reading ``path`` to an InputError that names it."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -109,7 +109,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for other content."""
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst). Raises InputError for other content."""
     compression = _COMPRESSIONS.get(path.suffix)
     encoding = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
@@ -135,9 +135,9 @@ def is_blank(path: Path) -> bool:
 
 
 def folder_keys(path: Path) -> dict[str, str | None]:
-    """Reads the columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+    """Returns the columns of folders such as ``dt=2023-11-14`` above a file, whose values hold for all its rows.
 
-    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
+    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a reserved name for a missing value.
     """
     values: dict[str, str | None] = {}
     for part in path.absolute().parts[:-1]:
@@ -178,12 +178,12 @@ class Chunk:
 
     @property
     def last_row(self) -> int:
-        """The number of the last row that this chunk accounts for, 0 without any."""
+        """Returns the number of the last row that this chunk accounts for, 0 without any."""
         return max([0, *self.rows[-1:].tolist(), *(reject.row for reject in self.rejects)])
 
 
 def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
-    """Appends columns that have one value in all rows; None: it is missing."""
+    """Appends columns with one value in all rows; None: it is missing."""
     table = chunk.table
     for name, value in values.items():
         rows = len(chunk.rows)

@@ -1,7 +1,7 @@
 """Reads files of one JSON object a line, in blocks.
 
-A block goes through Arrow's parser when its result is certain to be what reading it line by line gives; otherwise it is
-read line by line, and malformed lines are rejected. So the rows do not depend on where blocks are cut.
+A block goes through Arrow's parser if the result is certain to equal that of reading line by line; otherwise it is
+read line by line, and malformed lines are rejected. So the rows do not depend on the division into blocks.
 """
 
 import json
@@ -45,7 +45,7 @@ class JsonlReader:
     _declared: dict[str, pa.DataType] = field(default_factory=dict)
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the filled lines of a file, numbered by line; InputError where no line has a needed column."""
+        """Yields the filled lines of a file, numbered by line. Raises InputError where no line has a needed column."""
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
@@ -194,7 +194,7 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 def _is_harmless(block: bytes, rows: int) -> bool:
     """Returns whether Arrow's parser can be trusted with some lines.
 
-    It dies of deep nesting and of a null in the place of the first object, takes a later null for an object, and makes
+    It crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and makes
     a cell for every key in every row.
     """
     lines = block.split(b"\n")

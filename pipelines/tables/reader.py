@@ -36,7 +36,7 @@ Columns = dict[str, pa.Array]
 
 
 def row_group_sizes(path: Path) -> list[int]:
-    """Counts the rows of each row group of a file; InputError when it is damaged."""
+    """Counts the rows of each row group of a file. Raises InputError if it is damaged."""
     with faults_named(path), pq.ParquetFile(path) as file:
         return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
@@ -44,7 +44,7 @@ def row_group_sizes(path: Path) -> list[int]:
 def read_parquet(
     source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
+    """Yields the wanted columns of row groups [begin, end), in the file's types; rows are numbered from 1."""
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
         require_columns(source.path, wanted, file.schema_arrow.names)
         begin, end = row_groups or (0, file.num_row_groups)
@@ -59,7 +59,7 @@ def read_parquet(
 
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
-    """Reads the names of a file's columns; InputError when it is damaged."""
+    """Reads the names of a file's columns. Raises InputError if it is damaged."""
     if isinstance(form, DelimitedInput):
         return delimited_columns(path, form)
     with faults_named(path):
@@ -76,7 +76,7 @@ def read_table_file(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    A column that the file lacks, and may lack, is null. Of text, the columns of ``encoded`` come as dictionaries.
+    A column that the file lacks, and may lack, is null. In text formats, the columns of ``encoded`` are dictionaries.
     Raises InputError: a missing column or a damaged file.
     """
     absent: list[str] = []
@@ -95,7 +95,7 @@ def read_table_file(
 def read_strictly(
     path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
 ) -> tuple[pa.Table, list[int]]:
-    """Reads the wanted columns of a whole file as UTF-8, and the row numbers; InputError for an unreadable row."""
+    """Reads the wanted columns of a whole file as UTF-8, and the row numbers. Raises InputError: a bad row."""
     source = SourceFile(0, path, path.name)
     chunks = list(read_table_file(source, form, wanted, block_bytes))
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
@@ -117,7 +117,7 @@ def read_strictly(
 class SideTable:
     """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
 
-    A row holds from a time on until the next one of its key; a row of a table without times, from the beginning on.
+    A row holds from its time until the next one of its key; a row of a table without times holds always.
     ``times`` are the distinct ones, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
     int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
     """
@@ -151,7 +151,7 @@ def _key_texts(column: pa.Array) -> pa.Array:
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
-    """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
+    """Returns the file of a join for the input files of ``folder``. Raises InputError for none or several."""
     paths = sorted(path for path in folder.glob(join.file) if path.is_file())
     if len(paths) != 1:
         several = f"matches {', '.join(path.name for path in paths)}" if paths else "no such file"
@@ -160,7 +160,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
-    """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key or time."""
+    """Makes a side table from columns of ``path`` and row numbers. Raises InputError: a missing or repeated key."""
     keys = _key_texts(table.column(join.key).combine_chunks())
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
@@ -188,7 +188,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
-    """Returns the times from which rows hold, [K] int64 microseconds; InputError for a missing or unreadable time."""
+    """Returns the times from which rows hold, [K] int64 microseconds. Raises InputError: a missing or bad time."""
     name = str(valid_from.column)
     column = table.column(name).combine_chunks()
     try:

@@ -1,4 +1,4 @@
-"""Rejected rows: their places and reasons, and the limit to their share."""
+"""Rejected rows: their positions and reasons, and the limit to their share."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ from pathlib import Path
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 
-# An ingest stops where a larger share of the rows is rejected, unless another limit is given.
+# Default limit of the share of rejected rows, above which an ingest stops.
 MAX_REJECT_SHARE = 0.01
 EARLY_ROWS = 100_000  # from so many rows on, the share of rejects is also checked before the input ends
 # The reason of lines that are no rows: they are counted, and do not count against the allowed share.
@@ -31,7 +31,7 @@ class Reject:
 
 
 def make_reject(file: int, row: int, key: str, reason: str, value: object, allowed: str) -> Reject:
-    """Makes a Reject whose value is shown as text, cut to 80 characters."""
+    """Makes a Reject with the value as text, cut to 80 characters."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="backslashreplace")
     text = "" if value is None else str(value)
@@ -92,7 +92,7 @@ class RejectLog:
             )
 
     def write(self) -> None:
-        """Writes one JSON object a line, by file and row; without rejects, removes an earlier run's file."""
+        """Writes one JSON object a line, by file and row; without rejects, removes the file of an earlier run."""
         if not self.rejects:
             self.path.unlink(missing_ok=True)
             return

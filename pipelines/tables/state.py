@@ -2,8 +2,8 @@
 
 ::
 
-    LOG/.ingest/state.json            the files, the held rows and the manifests being published; with its own hash
-    LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as they were read: not sorted, not grouped
+    LOG/.ingest/state.json            the files, the held rows, the manifests being published, and a hash of these
+    LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as read: not sorted, not grouped
 
 ``state.json`` is replaced in one step, which commits an ingest: shards and held rows are complete before it, and the
 manifests that it names are published after it, by the next ingest if this one is killed.
@@ -85,7 +85,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
 
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
-    """Raises InputError where the rows of a log were made by other rules."""
+    """Raises InputError where the rows of a log were ingested under other rules."""
     for key in (state.rules | rules) if state.rules else ():
         before, now = state.rules.get(key, "none"), rules.get(key, "none")
         if before != now:
@@ -96,7 +96,7 @@ def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
 
 
 def check_published(log: Path, state: IngestState) -> None:
-    """Raises InputError where a published manifest is lost, while shards of its partition are there."""
+    """Raises InputError where a published manifest is lost, but shards of its partition exist."""
     present = {name.removesuffix(".json") for name in names_in(log / "manifests", ".json")}
     for name in sorted(set(state.published) - present):
         if any(shard.startswith(name) for shard in names_in(log / "shards", ".parquet")):
@@ -107,7 +107,7 @@ def check_published(log: Path, state: IngestState) -> None:
 
 
 def begin_state(log: Path) -> None:
-    """Writes the state of a log that is about to be made: from then on, a log without one has lost it."""
+    """Writes an empty state before a log is created, so that a log without a state has lost it."""
     if not (log / FOLDER / _STATE).exists():
         _write_state(log, IngestState())
 
@@ -127,7 +127,7 @@ def read_state(log: Path) -> IngestState:
 
 
 def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: bool) -> list[SourceFile]:
-    """Finds the files of an ingest; none are needed where rows are held back or were left unfinished.
+    """Returns the files of an ingest; none are required if rows are held back or an ingest is unfinished.
 
     Raises InputError: no files, or a log of other features.
     """
@@ -143,7 +143,7 @@ def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: boo
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes what a killed ingest has committed. Raises InputError if something else is there."""
+    """Publishes what a killed ingest has committed. Raises InputError if other content is in the way."""
     if not state.publishing:
         return state
     for manifest in state.publishing:
@@ -170,7 +170,7 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def digest_of(*parts: str) -> str:
-    """Hashes the texts that a file's content depends on, for its name."""
+    """Returns a hash, for the name of a file, of the texts that its content depends on."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

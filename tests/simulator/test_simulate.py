@@ -189,7 +189,7 @@ def test_impossible_worlds_are_refused(small):
         ({"examples": 0}, "examples: 0 is not allowed"),
         ({"drift": -0.1}, "drift: -0.1 is not allowed"),
         ({"candidates": 5}, "slots 6 are more than candidates 5"),
-        ({"words": 3}, "each of the 5 topics requires a word of its own"),
+        ({"words": 3}, "each of the 5 topics requires a separate word"),
         ({"days": 3}, "exactly one of examples and days is required"),
         ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),

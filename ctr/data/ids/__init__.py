@@ -1,4 +1,4 @@
-"""Ids of features, made of raw values.
+"""Ids of features, computed from raw values.
 
 ``rules.py`` has the rule of each kind of feature, over a few operations; begin there. The operations exist twice:
 in ``graph.py`` for TensorFlow, which the exported model carries; in ``arrow.py`` for columns of tables, which ingestion

@@ -1,8 +1,8 @@
-"""Operations of the rules on arrays of strings of Arrow and of numbers of NumPy; the text of values in such arrays.
+"""Operations of the rules on Arrow arrays of strings and NumPy arrays of numbers; the text of values in such arrays.
 
-Strings are large_string without nulls, or a dictionary of them for the items of lists, of which only the distinct ones
-are changed; where columns are derived also string, and null stays null. TensorFlow is loaded only for text, of which it
-cuts and hashes n-grams faster than these become an array.
+Strings are large_string without nulls; for the items of lists a dictionary, of which only the distinct values are
+changed; for derived columns also string, and null stays null. TensorFlow is loaded only for text, because it cuts and
+hashes n-grams faster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ def is_text(kind: pa.DataType) -> bool:
 def spell_array(strings: pa.Array) -> pa.Array:
     """Spells Arrow strings as a category does; null stays null."""
     content = strings.buffers()[2]
-    # A quick test excludes most columns. One byte is found many times faster than two.
+    # A quick test excludes most columns. A search for one byte is many times faster than for two.
     if content is None or b"." not in (data := content.to_pybytes()) or b".0" not in data:
         return strings
     return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
 
 
 def text_array(values: pa.Array) -> pa.Array:
-    """Writes strings, integers, decimals, truth values or floats of an Arrow array as text; NaN is null."""
+    """Converts strings, integers, decimals, booleans or floats of an Arrow array to text; NaN is null."""
     kind = values.type
     if is_text(kind):
         return values
@@ -49,7 +49,7 @@ def text_array(values: pa.Array) -> pa.Array:
 
 
 def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
-    """Hashes N strings to int64: FarmHash Fingerprint64, its 64 bits read as signed. Raises InputError for others."""
+    """Hashes N strings to int64: FarmHash Fingerprint64, its bits read as signed. Raises InputError for other types."""
     array = pa.array(values) if isinstance(values, np.ndarray) else values
     if array.null_count:
         raise InputError(

@@ -54,7 +54,7 @@ _PROBES = (
 
 
 def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Makes the ids of all features of N rows, in pure graph operations without state.
+    """Computes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
         raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
@@ -114,7 +114,7 @@ def _source(
 
 
 def check_rules(schema: Schema) -> None:
-    """Raises InputError where a plug-in rule transforms one of its probes differently here and at ingestion."""
+    """Raises InputError where a plug-in rule transforms one of its probes differently in the graph and at ingestion."""
     for name, derived in schema.derive.items():
         if derived.rule is not None:
             probes = (*_PROBES, *derived.rule.probes)
@@ -179,7 +179,7 @@ def periods(times: tf.Tensor, length: int, shift: int, count: int) -> tf.Tensor:
 
 
 def split(strings: Tensors, separator: str) -> tuple[tf.Tensor, tf.RaggedTensor]:
-    """Splits strings at a separator; a RaggedTensor is split already."""
+    """Splits strings at a separator; returns a RaggedTensor unchanged."""
     items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, separator)
     return items.values, items
 
@@ -199,7 +199,7 @@ def keep(
 
 
 def lower_case(strings: tf.Tensor) -> tf.Tensor:
-    """Lowers case by Unicode's rules, whatever the process's locale is."""
+    """Converts to lower case by Unicode's rules, independent of the process's locale."""
     strings = tf.strings.lower(strings)
     for letter, lower in _LOCALE_LETTERS.items():
         strings = tf.strings.regex_replace(strings, letter, lower)
@@ -293,7 +293,7 @@ def mix(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
-    """Numbers the row of each value, [V] int32, by few operations, which TensorFlow Lite and ONNX have, too."""
+    """Returns the row number of each value, [V] int32, with operations that TensorFlow Lite and ONNX have, too."""
     count = tf.shape(lists.values)[0]
     ends = tf.minimum(tf.cast(lists.row_splits[1:], tf.int32), count)
     return tf.cumsum(tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, count + 1))[:-1]

@@ -1,11 +1,11 @@
-"""The rule by which each kind of feature makes ids, written once for all ways of computing.
+"""Rules that compute the ids of each kind of feature, written once for Arrow and for TensorFlow.
 
 Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
 where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
 (``ctr.data.value_arrays``); so do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
-missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
+missing part counts as a distinct value, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
 part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
 x ^= x >> 32``. Categories spell numbers in one way (``ctr.data.spelling``).
 """
@@ -34,7 +34,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Operations(Protocol):
-    """Operations that the rules use. Strings may hold any bytes, the empty one is missing; numbers are float32."""
+    """Operations that the rules use. Strings may hold any bytes, the empty string is missing; numbers are float32."""
 
     def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
@@ -49,7 +49,7 @@ class Operations(Protocol):
     def fingerprint(self, strings: Vector) -> Vector: ...  # unsigned, 64 bits
     def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector: ...  # 1 + print mod count
     def grown(self, prints: Vector) -> Vector: ...  # the 64 bits read as signed; 1 for 0
-    # The place of each, or the number after the last place.
+    # The value of each in ``places``, or ``len(places) + 1`` where it has none.
     def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector: ...
     # 1 + how many edges are at or below.
     def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...
@@ -65,7 +65,7 @@ class Operations(Protocol):
 
 
 class IdColumn(NamedTuple):
-    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the rows."""
+    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the row of each value."""
 
     ids: Vector
     prints: Vector
@@ -74,7 +74,7 @@ class IdColumn(NamedTuple):
 
 
 class FeatureIds:
-    """Makes the ids of features of a schema."""
+    """Computes the ids of the features of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -94,7 +94,7 @@ class FeatureIds:
         values: Vector,
         rows: Rows = None,
     ) -> IdColumn:
-        """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
+        """Computes the ids of a feature from the values of its source; ``rows``: the row of each value of lists."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
             if not feature.has_ids:
@@ -134,7 +134,7 @@ class FeatureIds:
 
 
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
-    """Computes ids from fingerprints of a feature, or of a stack of features of which all or none have growing ids."""
+    """Computes ids from fingerprints of a feature, or of a stack of features, all of them or none with growing ids."""
     counts = [count - 1 for count in buckets if count is not None]
     # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
     return xp.bucket(prints, counts) if counts else xp.grown(prints)
@@ -152,7 +152,7 @@ def cross_ids(xp: Operations, feature: Cross, parts: Sequence[IdColumn]) -> IdCo
 
 
 def pair_ids(xp: Operations, left: Vector, right: Vector) -> Vector:
-    """Computes growing ids from pairs of unsigned ids, like a cross that knows only its parts' ids."""
+    """Computes growing ids from pairs of unsigned ids, like a cross whose parts have only their ids."""
     return xp.where(xp.all_zero([left, right]), MISSING_ID, xp.grown(xp.mix([left, right])))
 
 
@@ -171,7 +171,7 @@ def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
 
 
 def apply_rule(rule: ColumnRule, text: str) -> str:
-    """Applies a rule of another package to a text; InputError: its result is not text, or it fails."""
+    """Applies a rule of another package to a text. Raises InputError if it fails or its result is not text."""
     try:
         new = rule.of_text(text) if text else ""
         fault = "" if isinstance(new, str) else f"makes {new!r:.80} of {text[:80]!r}; a text is required"

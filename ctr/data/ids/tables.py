@@ -166,9 +166,9 @@ def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
     """Computes the ids of all features of a table's N rows, equal to the result of ``transform_tensors``.
 
-    Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
-    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type, and vectors of
-    lists of such. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
+    Categories and text read strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
+    dictionaries of them; multivalent categories also lists of these; numbers read any numeric type, vectors lists of
+    these. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
     order (C-contiguous), and for each multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a
     source column is absent or of a type that its feature cannot read.
     """
@@ -211,9 +211,9 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 
 
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, value_names: Sequence[str] = ()) -> pa.Table:
-    """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
+    """Makes rows of a shard from key columns (those of ``shard_schema`` that are not features) and raw source columns.
 
-    Raw values of the features ``value_names`` follow in columns of their own (``ctr.data.kept_values.value_columns``).
+    Raw values of the features ``value_names`` follow in separate columns (``ctr.data.kept_values.value_columns``).
     Raises InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
     ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
     """

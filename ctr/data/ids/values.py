@@ -1,4 +1,4 @@
-"""Ids of raw values that configurations name."""
+"""Ids of the raw values in configurations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _SHOWN = 20
 
 
 def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.ndarray:
-    """Makes the ids of raw values of a single-valued category or number, as a configuration names them.
+    """Computes the ids of raw values of a single-valued category or number, as a configuration names them.
 
     Numbers stand for the bucket that they fall into; null or the empty text is missing. Raises InputError: there is no
     such feature or value, or a value has the id of an earlier one.

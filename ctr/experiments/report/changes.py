@@ -18,7 +18,7 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
 
     ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
     percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0
-    where not, and absent where there is no interval. Raises NotComparableError: they have no finished seed in common,
+    if not, and absent without an interval. Raises NotComparableError: they have no finished seed in common,
     or scored different examples.
     """
     name, other = arm.plan.name, reference.plan.name

@@ -23,7 +23,7 @@ Pairs = Mapping[tuple[int, ...], PairedPredictions]
 
 
 def begin_of_late(folder: Path, plan: Plan) -> int | None:
-    """Returns the query time with which the late part begins, by the first run whose predictions can be read."""
+    """Returns the query time at which the late part begins, from the first run whose predictions are readable."""
     for run in (run for arm in (plan.arm(plan.baseline), *plan.arms) for run in arm.runs):
         if (folder / run.folder / "summary.json").exists():
             try:
@@ -43,7 +43,7 @@ def prediction_rows(
     ``prediction_difference`` is of pairs of seeds and their mean, and ``prediction_difference_ratio`` relates it to the
     reference's, over the pairs of both. ``retrain_difference`` is of a run and its retrain, ``seed`` among them the
     pairs of the arm's seeds; means have intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs
-    that there are once all runs are finished. Returns also what is lacking, with reasons.
+    once all runs are finished. Also returns the missing parts, with reasons.
     """
     rows: list[Row] = []
     missing: list[str] = []
@@ -122,7 +122,7 @@ def over_seeds(
 ) -> Estimate | None:
     """Returns the mean over pairs, or its ratio to the others' mean over common pairs; None without any pair.
 
-    A replicate leaves out the pairs of one seed.
+    Each jackknife replicate leaves out the pairs of one seed.
     """
     common = [pair for pair in ours if theirs is None or pair in theirs]
     if not common:

@@ -1,8 +1,8 @@
 """Existing runs and costs of an experiment. Faults become an `InputError` that names file and key.
 
-Costs of an arm are compared as multiples of another one's, with their quartiles where they are known.
-A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: one that samples
-its log takes the same steps, only fewer. Times are those of steps by turns with the baseline's: quartiles
+Costs of an arm are compared as multiples of another one's, with their quartiles where they are measured.
+A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: an arm that samples
+its log takes the same steps, only fewer. Times are of steps that alternate with the baseline's: quartiles
 over the rounds.
 """
 
@@ -76,7 +76,7 @@ class FamilyBias:
     """Calibration of the S slices of a family in one run."""
 
     weight: FloatArray  # [S]
-    bias: Estimate  # mean label minus mean prediction, [S]; NaN where nothing is known
+    bias: Estimate  # mean label minus mean prediction, [S]; NaN without data
     relative: Estimate  # the same over the mean prediction, [S]
 
 
@@ -138,7 +138,7 @@ def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
 
 
 def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
-    """Reads a run of an arm, or ``ARM~RETRAIN``; None in its place unless it is finished."""
+    """Returns a finished run of an arm or ``ARM~RETRAIN``, else None, and how it ended."""
 
     def ending(state: str, reason: str) -> tuple[None, Ending]:
         return None, Ending(planned.seed, planned.folder, state, reason)
@@ -195,7 +195,7 @@ def _last_line(path: Path) -> str:
 
 
 def pass_flops(costs: ArmCosts) -> float | None:
-    """Returns the FLOPs of learning, for each row of the log."""
+    """Returns the FLOPs of learning per row of the log; None if unknown."""
     return _product(costs.train_flops, costs.learned_share)
 
 
@@ -216,7 +216,7 @@ def pass_time(costs: ArmCosts, baseline: ArmCosts, kind: str = "train_time") -> 
 def cost_ratios(
     costs: ArmCosts | None, reference: ArmCosts | None, baseline: ArmCosts | None
 ) -> dict[str, Number]:
-    """Returns the known costs of an arm as multiples of a reference's, by `COST_KINDS`.
+    """Returns the measured costs of an arm as multiples of a reference's, by `COST_KINDS`.
 
     Times are multiples of the baseline's. Against another reference, the quartiles of both make a range.
     """

@@ -29,13 +29,13 @@ class Column(NamedTuple):
     metric: str
     decimals: int | None = None  # 0: an amount without an interval
     factor: float = 1.0
-    is_ratio: bool = False  # shown as a change in percent
+    is_ratio: bool = False  # printed as a change in percent
     window: str = ""
     by_seed: bool = False  # the range over seeds, or over pairs of seeds, and their standard deviation
 
 
 class ArmTable(NamedTuple):
-    """Table with rows of arms, which its first column names; ``notes`` say how to read it."""
+    """Table with rows of arms, whose names are in the first column; ``notes`` explain the table."""
 
     title: str
     cells: pd.DataFrame

@@ -1,4 +1,4 @@
-"""FF section 3's two tuning points of a technique: its accuracy when cost is neutral, its cost when accuracy is.
+"""FF section 3's two tuning points of a technique: its accuracy at equal cost, and its cost at equal accuracy.
 
 A technique trained at several sizes of the model draws a curve of accuracy over cost. It is read between its points,
 linearly in the logarithm of cost, and never beyond them: there only a bound is reported, a number with an infinite
@@ -37,9 +37,9 @@ def tuning_rows(
     costs: Costs,
     baseline: str,
 ) -> tuple[list[Row], str]:
-    """Reads both tuning points off the curve through an arm and the points of its sweep, at the sweep's seeds.
+    """Interpolates both tuning points on the curve through an arm and the points of its sweep, at the sweep's seeds.
 
-    Points that lack a run or a cost are left out. Returns also why there is no reading, or an empty string.
+    Points that lack a run or a cost are left out. Also returns why there is no result, or an empty string.
     """
     planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
     seeds = [seed for seed in planned if seed in reference.runs]
@@ -101,7 +101,7 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -
 
 
 def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
-    """Reads the least cost at which the curve reaches the reference's accuracy, as a change: -0.1 is a tenth less."""
+    """Interpolates the least cost at which the curve reaches the reference's accuracy, as a change; -0.1 is a tenth."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
     crossing = combined(
@@ -112,7 +112,7 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -
     if math.isinf(log_cost):
         end = float(logs[0] if log_cost < 0 else logs[-1])
         return _bound(_relative(end, target.cost), is_below=log_cost < 0)
-    # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
+    # A replicate whose crossing lies beyond the sweep leaves the spread undefined.
     replicates = np.where(np.isfinite(crossing.replicates), crossing.replicates, math.nan)
     ends = _finite_interval(replace(crossing, replicates=replicates))
     return Number(*(None if end is None else _relative(end, target.cost) for end in (log_cost, *ends)))

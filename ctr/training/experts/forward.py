@@ -2,7 +2,7 @@
 
 ::
 
-    z_k        = the logits of expert k, with its bias; of an ensemble those of its mean probability
+    z_k        = the logits of expert k, with its bias; for an ensemble the logits of its mean probability
     prediction = z_1 + offset + sum of gate_k (z_k - z_1), k > 1
 """
 
@@ -46,12 +46,12 @@ class Experts:
 
     @property
     def combination(self) -> str:
-        """Names the weights that combine K experts, float32 [K]: the offset, and the gate of each but the first."""
+        """Returns the name of the weights that combine K experts, float32 [K]: an offset, and the others' gates."""
         return f"experts/{'-'.join(self.names)}"
 
     @property
     def served(self) -> list[str]:
-        """Names the weights beside the network's that a prediction needs."""
+        """Returns the names of the weights besides the network's that a prediction needs."""
         names = [bias_of(name) for name in self.names if name != NETWORK]
         return names + ([self.combination] if len(self.names) > 1 else [])
 
@@ -80,14 +80,14 @@ class Experts:
             selected = [value for tower, value in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
             linear = [value.linear for value in selected]
             if self.network.components > 1:
-                # Where components have linear weights of their own, all learn the same.
+                # Linear weights that components do not share all learn the same.
                 linear = [tf.reduce_mean(values, axis=0, keepdims=True) for values in linear]
             logits = tf.add_n(linear) + weights[bias_of(name)]
             scores[name] = Scores(logits, logits)
         return scores
 
     def combine(self, weights: Weights, logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Computes the prediction, float32 [B], of the logits z_k, float32 [B]."""
+        """Computes the prediction, float32 [B], from the logits z_k, float32 [B]."""
         first, *others = (logits[name] for name in self.names)
         if not others:
             return first
@@ -96,7 +96,7 @@ class Experts:
         return tf.add_n([first + offset, *moves])
 
     def gates(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Returns each further expert's gate, in [0, 1]: the share of its difference to the first one that is added."""
+        """Returns each further expert's gate, in [0, 1]: the share of its difference from the first that is added."""
         if len(self.names) == 1:
             return {}
         return dict(zip(self.names[1:], weights[self.combination][1:].tolist(), strict=True))
@@ -109,17 +109,17 @@ class Experts:
 
 
 def bias_of(name: str) -> str:
-    """Names the bias of an expert without a network, float32 scalar."""
+    """Returns the name of the bias of an expert without a network, float32 scalar."""
     return f"experts/{name}/bias"
 
 
 def tables_of(experts: Experts, layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Selects the tables that experts read: all, or without pairs all but the last."""
+    """Returns the tables that experts read: all, or without pairs all but the last."""
     return tuple(layout for layout in layouts if layout.tower != PAIRS or PAIRS in experts.names)
 
 
 def linear_expert(experts: Experts, layout: TableLayout) -> str:
-    """Names the expert whose weights the linear weights of a table are."""
+    """Returns the expert to which the linear weights of a table belong."""
     return PAIRS if layout.tower == PAIRS else experts.names[0]
 
 

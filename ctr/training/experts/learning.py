@@ -1,13 +1,13 @@
-"""Learning of experts: each by the whole objective of its own logits, as if these were the prediction.
+"""Losses of experts: each minimizes the whole objective of its logits, as if these were the prediction.
 
-What they have in common is taken out of that: the step that a model's bias makes in this batch and, in the logistic
-loss alone, the effects u of queries (``ctr.models.query_effect``), which are made of this batch's labels::
+Their common effects are added first: the step of a model's bias in this batch and, in the logistic
+loss alone, the effects u of queries (``ctr.models.query_effect``), computed from this batch's labels::
 
-    logistic loss    sees z_k + step of the bias + u
-    other terms      see z_k
+    logistic loss    uses z_k + step of the bias + u
+    other terms      use z_k
 
 Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. The biases learn each
-with its own expert, and the combination by the logistic loss of the prediction. A network that is alone has
+with its expert, and the combination by the logistic loss of the prediction. A single network has
 neither: it learns by the objective of the prediction.
 """
 
@@ -44,12 +44,12 @@ class Lesson(NamedTuple):
 
     Attributes:
         loss: float32 scalar, the objective of the prediction.
-        terms: float32 [T], what adds up to it.
-        learned: float32 scalar, of which the weights' gradients are taken: the sum of the experts' own losses.
+        terms: float32 [T], the terms that add up to it.
+        learned: float32 scalar that is differentiated by the weights: the sum of the experts' losses.
         unranked: the same without the rank loss.
         curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvatures``, float32 [B].
         steps: Newton steps of the biases and of the combination of experts.
-        gain: float32 [2], what the batch adds to ``ExpertState.gain``; None where no pairs learn.
+        gain: float32 [2], the batch's contribution to ``ExpertState.gain``; None where no pairs learn.
     """
 
     loss: tf.Tensor
@@ -121,7 +121,7 @@ def _of_prediction(
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes query effects for logits [n, B], and what is left; no gradient flows through them."""
+    """Computes ``query_effect`` for each of the logits [n, B]: both results, [n, B]; no gradient flows through them."""
     results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))

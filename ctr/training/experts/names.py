@@ -1,4 +1,4 @@
-"""Names of a model's experts. Loads no TensorFlow."""
+"""Names of a model's experts; loads no TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 def expert_names(model: Model) -> tuple[ExpertName, ...]:
-    """Returns the experts of a model in order; ``auto``, which a log decides, gives all but pairs."""
+    """Returns the experts of a model in order; for ``auto``, which depends on the log, all but pairs."""
     if model.experts != "auto":
         return tuple(name for name in EXPERTS if name in model.experts)
     if model.factorized is not None:
@@ -79,7 +79,7 @@ def check_experts(model: Model) -> None:
 def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...], list[str]]:
     """Chooses the experts of a model for the features of a log, where they are ``auto``.
 
-    Returns them, and a line for each one that is left out because of another key, or of the log.
+    Returns them, and a line for each one that another key, or the log, excludes.
     """
     names = expert_names(model)
     if model.experts != "auto":
@@ -104,5 +104,5 @@ def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...]
 
 
 def paired_features(model: Model, schema: Schema) -> list[str]:
-    """Names the features of the log that pairs are made of."""
+    """Returns the names of the log's features that form pairs."""
     return [name for name in model.features(schema).single_ids if name not in model.without]

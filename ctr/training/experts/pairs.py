@@ -1,6 +1,6 @@
 """The table of pairs: linear weights of all features of a model, and of all pairs of single-valued ones.
 
-Its features have the width 0, and ids of the log's, or ids that are made of two of these. Loads no TensorFlow.
+Its features have the width 0, and ids of the log's features or of two of them combined. Loads no TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def with_pair_table(
 
     Args:
         columns: columns of the log's id matrix; the ids of pairs follow them (``with_pair_ids``).
-        shared_rows: rows that a feature's ids without a row of their own share.
+        shared_rows: rows that a feature's ids without an individual row share.
 
     Raises:
         InputError: there are no two features to pair.
@@ -57,7 +57,7 @@ def _sides(features: Sequence[FeatureRows]) -> tuple[list[FeatureRows], list[Fea
 
 
 def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray:
-    """Appends the ids of all pairs of a model to the ids of N rows: int64 [N, F + P]; without pairs they stay."""
+    """Appends the ids of all pairs of a model to the ids of N rows: int64 [N, F + P]; unchanged without pairs."""
     table = next((layout for layout in layouts if layout.tower == PAIRS), None)
     if table is None:
         return ids

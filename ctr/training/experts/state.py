@@ -1,4 +1,4 @@
-"""State of experts: their biases, their combination, and whether pairs learn.
+"""State of experts: their biases, their combination, and whether pairs are active.
 
 Pairs that do not reduce the loss are left out of the step, and tried again when the log is eight times as long. Their
 gain is the difference in loss between two fitted combinations of experts: with and without pairs.
@@ -19,7 +19,7 @@ from ctr.training.experts.names import NETWORK, PAIRS
 _OFFSET_PRIOR, _GATE_PRIOR = 100.0, 10.0
 """P of ``OnlineNewton``: an offset that swings costs more than it gains."""
 _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
-"""Ranges: a gate alone never leaves the range between the first expert and its own."""
+"""Ranges of the offset and the gates; a single gate never extrapolates beyond its expert."""
 
 FIRST_LOOK = 32768
 """Rows after which it is decided for the first time, by the second half of them, whether pairs stay."""
@@ -37,7 +37,7 @@ class ExpertState:
     Attributes:
         experts: all experts of the model.
         weights: the weights that combine experts, by the names of ``Experts.initial``.
-        biases: for each expert the Newton steps of its bias, or of each component's; none for a network that is alone
+        biases: for each expert the Newton steps of its bias, or of each component's; none for a single network
             or factorized, whose bias learns like its other weights.
         combiners: the Newton steps of the combination of all experts, and of all without pairs.
         gain: float64 [2], over the rows that decide on pairs: the loss that pairs have saved, and the loss itself.
@@ -76,12 +76,12 @@ class ExpertState:
 
     @property
     def active(self) -> Experts:
-        """The experts that learn and predict."""
+        """Returns the experts that learn and predict."""
         return self.experts if self.watch[0] != _ASLEEP else self._without_pairs
 
     @property
     def fitted(self) -> set[str]:
-        """Names of the network's weights that learn by steps of their own."""
+        """Returns the names of the network's weights that have separate Newton steps."""
         return {bias.name for bias in self.biases.get(NETWORK, ())}
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -92,11 +92,11 @@ class ExpertState:
         return named | ({"experts/gain": self.gain} if self.has_pairs else {})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state that is no variable."""
+        """Returns the state besides variables."""
         return {_WATCH: self.watch} if self.has_pairs else {}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets the state that is no variable, by all arrays of a state."""
+        """Sets the state besides variables, from all arrays of a state."""
         if self.has_pairs:
             self.watch = np.array(arrays[_WATCH])
 
@@ -111,7 +111,7 @@ class ExpertState:
         return self.has_pairs & (self.watch[1] + rows >= self.watch[3])
 
     def count(self, rows: int) -> None:
-        """Counts learned rows, and decides whether pairs learn when that is due."""
+        """Counts learned rows, and decides whether pairs learn when a decision is due."""
         if not self.has_pairs:
             return
         phase, passed, begun, due = self.watch.tolist()
@@ -145,7 +145,7 @@ class ExpertState:
 
 
 def active_experts(experts: Experts, arrays: Mapping[str, np.ndarray]) -> Experts:
-    """Returns the experts that learn and predict, given all arrays of a state."""
+    """Returns the experts that learn and predict, from all arrays of a state."""
     if PAIRS in experts.names and arrays[_WATCH][0] == _ASLEEP:
         return experts.without_pairs
     return experts

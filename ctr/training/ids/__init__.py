@@ -1,5 +1,5 @@
-"""Ids that grow: a map from 64-bit ids to the slots of a bounded table, on the host, in front of the rows.
+"""Growing ids: a map on the host from 64-bit ids to the slots of a bounded table.
 
-Begin with ``id_map.py``, the map; ``admission.py`` and ``eviction.py`` are its rules, ``id_table.py`` the hash
-table in NumPy below it.
+Begin with ``id_map.py``, the map; ``admission.py`` and ``eviction.py`` are its rules, ``id_table.py`` is its
+hash table in NumPy.
 """

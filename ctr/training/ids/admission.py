@@ -1,4 +1,4 @@
-"""Admission of growing ids to slots: of all ids, of frequent ones, or of the ids of drawn examples."""
+"""Admission of growing ids to slots: of all ids, of frequent ones, or of the ids of randomly drawn examples."""
 
 from collections.abc import Mapping
 
@@ -16,12 +16,12 @@ WIDTH_PER_ID = 8
 class CountMinSketch:
     """Counts of hashes in ``DEPTH`` rows of ``width`` counters, with conservative update.
 
-    A count is the least of the id's counters, one in each row; an update raises only counters below the new count.
+    A count is the minimum of the id's counters, one in each row; an update raises only counters below the new count.
 
     After counts of N in sum an estimate is too high by more than epsilon N with a probability of at most delta, where
     epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is
     at least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
-    whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, at which counters stay.
+    whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, where counters saturate.
     Counts before a halving count half, rounded down: so old ids are forgotten, and an endless stream does
     not fill it.
 
@@ -38,7 +38,7 @@ class CountMinSketch:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all counts, and needs no memory until the first one."""
+        """Resets all counts, and frees the memory until the first one."""
         self._counters: np.ndarray | None = None
         self._total = 0
 
@@ -85,15 +85,15 @@ class CountMinSketch:
 
 
 def drawn(example_ids: np.ndarray, probability: float, salt: str) -> np.ndarray:
-    """Draws examples by a hash of their ids: the same, bool [N], in every run, order and log; other than samples."""
+    """Draws examples by a hash of their ids, bool [N]: equal in every run, order and log, independent of samples."""
     return uniform_hash(example_ids, f"admission {salt}") < probability
 
 
 class WaitingIds:
     """Counts the occurrences of ids that wait for admission: exactly for some, the others in a sketch.
 
-    An id that comes is counted exactly, beginning with what the sketch has for it. When more than ``exact_ids`` would
-    be counted, all of their counts go into the sketch, whose docstring states its error, and the next ones are counted
+    An id is counted exactly from its first occurrence on, starting from the sketch's count. If more than ``exact_ids``
+    would be counted, all of their counts go to the sketch, whose docstring states its error, and later ids are counted
     from then on. Until that happens for the first time, all counts are exact.
 
     Several workers, which make the same calls, each keep a part of the exact counts; all have the sketch.
@@ -109,7 +109,7 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """Length of the arrays of exact counts, over all workers."""
+        """Returns the length of the arrays of exact counts, over all workers."""
         return self._table.places
 
     @property
@@ -117,7 +117,7 @@ class WaitingIds:
         return self._table.nbytes + self._counts.nbytes + self._sketch.nbytes
 
     def count(self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Counts occurrences of different ids; returns which of them have occurred often enough, bool [N]."""
+        """Counts occurrences of different ids; returns which of them are frequent enough, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
         # Indices plus one; 0 for an id that is not counted yet.

@@ -1,4 +1,4 @@
-"""The configuration of growing ids: how many a feature may have, which are admitted, and which are evicted."""
+"""The configuration of growing ids: the capacity of a feature, admission and eviction."""
 
 from typing import Annotated, Literal
 
@@ -12,14 +12,14 @@ Seconds = Annotated[float, Field(ge=1, le=100 * 365 * 24 * 3600)]
 
 
 class AdmissionConfig(StrictModel):
-    """When an id gets a row of its own. Until then it uses one of its feature's shared rows.
+    """Condition for an id to get an individual row. Until then it uses one of its feature's shared rows.
 
     Attributes:
         rule: ``always``: at once. ``count``: at its ``count``-th occurrence. ``probability``: each of its occurrences
             is drawn with this probability, by a hash of the example_id, and the first one that is drawn admits it;
-            nothing needs to be remembered of the ids that wait.
+            ids that wait need no memory.
         count: for the rule ``count``: occurrences, including the one that admits the id.
-        exact_ids: for the rule ``count``: how many waiting ids of an embedding table are counted exactly, about 50
+        exact_ids: for the rule ``count``: the number of waiting ids of a table that are counted exactly, about 50
             bytes for each. If there are more, their counts go into a count-min sketch of 32 to 64 bytes (twice that
             for a ``count`` above 255) for each of ``exact_ids``: a few ids are then admitted early, and one that comes
             again only after more than ``exact_ids`` other ids may have to begin again.
@@ -35,7 +35,7 @@ class AdmissionConfig(StrictModel):
 
 
 class EvictionConfig(StrictModel):
-    """Which ids lose their row. All times are event time: those of the queries, never the clock.
+    """Which ids lose their row. All times are event time, the times of queries, never the clock.
 
     Attributes:
         policy: which ids go when a feature has as many as its capacity. ``none``: no id; new ones stay on shared
@@ -56,13 +56,13 @@ class EvictionConfig(StrictModel):
 
 
 class IdsConfig(StrictModel):
-    """Features without ``buckets``: each id has a row of its own, as long as there is room.
+    """Features without ``buckets``: each id has an individual row, as long as there is room.
 
     Attributes:
-        capacity: maximum number of ids of a feature that have a row of their own. Memory is only taken for ids that
+        capacity: maximum number of ids of a feature that have an individual row. Memory is only used for ids that
             occur: 60 to 95 bytes for each, beside its row and the state of its optimizer.
         capacities: by a feature's name, its capacity where it is not ``capacity``.
-        shared_rows: rows of a feature that all its ids without a row of their own share, each always the same one.
+        shared_rows: rows that all ids of a feature without an individual row share, each id always the same one.
     """
 
     capacity: Capacity = 2**22

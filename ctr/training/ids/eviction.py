@@ -16,7 +16,7 @@ def microseconds(seconds: float) -> int:
 class DecayClock:
     """Weights of occurrences under forward decay: one number for all occurrences of a time.
 
-    A frequency is to be the sum over an id's occurrences of 2^-(now - time) / half_life. Kept instead is the sum of
+    The frequency of an id is the sum over its occurrences of 2^-(now - time) / half_life. The clock stores the sum of
     2^(time - landmark) / half_life, which does not change while an id is not seen, and differs by a factor that all
     ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
     exact but for what is below 2^-800 of a recent occurrence.
@@ -76,7 +76,7 @@ def evicted_first(
 
     Args:
         count: number of ids to evict, over all workers; if there are fewer, all are evicted.
-        places: int64 [N], ascending, the order of ids among those of all workers; None: the process is alone.
+        places: int64 [N], ascending, the order of ids among those of all workers; None: a single process.
 
     Returns:
         int64, the ascending positions of the evicted ids; of equal ones, the first.
@@ -124,7 +124,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
 def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
     """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and its multiplicity among them.
 
-    It is found byte by byte, from the highest one on, by counting the keys by the value of the byte.
+    The search goes byte by byte, from the highest one on, and counts the keys by the value of the byte.
     """
     bound = 0
     for shift in range(bits - 8, -8, -8):

@@ -2,11 +2,11 @@
 
 A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
-a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
+an exclusive slot until it is evicted. All features of a table share its slots, and each may have up to its capacity.
 The map is a function of the trained batches, in their order, and their event times.
 
-Several workers, which all see all batches, share one map. Worker r of W keeps the ids of the slots s with s % W = r,
-and counts their uses; every worker knows the number of slots of each feature and the totals. For a batch they exchange
+Several workers, which all see all batches, share one map. Worker r of W holds the ids of the slots s with s % W = r,
+and counts their uses; every worker has the number of slots of each feature and the totals. For a batch they exchange
 the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
 the map of a single process, for any W, and each worker holds 1/W of it.
 
@@ -51,7 +51,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots; of several workers those that this one keeps."""
+    """The ids that have a slot, in the order of slots; of several workers, those that this one holds."""
 
     rows: np.ndarray  # int32 [N], table rows, ascending
     features: np.ndarray  # int16 [N], indices of features
@@ -86,7 +86,7 @@ ValueT = TypeVar("ValueT")
 _TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
 _NEVER = np.iinfo(np.int64).min
 _OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "frequency": np.float64}
-"""What is known of each id that has a slot; see ``Occupants``."""
+"""Data stored for each id that has a slot; see ``Occupants``."""
 _OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
 _OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
 DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
@@ -123,7 +123,7 @@ class IdMap:
 
     @property
     def rows(self) -> int:
-        """Number of table rows in use: fixed rows and all slots that were ever used."""
+        """Returns the number of table rows in use: fixed rows and all slots that were ever used."""
         return self._first_slot + self._slots.places
 
     @property
@@ -134,9 +134,9 @@ class IdMap:
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Finds the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
+        """Returns the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
 
-        An id without a slot has the one of its feature's shared rows that its fingerprint gives. ``slots``: of
+        An id without a slot has the shared row of its feature that its fingerprint selects. ``slots``: of
         ``find_slots``.
         """
         if slots is None:
@@ -168,11 +168,11 @@ class IdMap:
     ) -> Learned:
         """Counts the ids (see ``look_up``) of a batch that is about to be learned from, evicts and admits.
 
-        Ids of the batch are never evicted by it. If there is not room for all of its new ids, the first ones get it.
+        Ids of the batch are never evicted by it. If there is no room for all of its new ids, the first ones get slots.
 
         Args:
             counts: int64 [U], occurrences in the batch.
-            time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
+            time_us: the query time of the batch's last row; a later time of an earlier batch takes precedence.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
 
         Raises InputError: the table would have more rows than int32 can number.
@@ -214,7 +214,7 @@ class IdMap:
 
         ``codes``: int64 [U], from 0, equal for equal ids; ``lengths``: int64 [K], the number of ids in each batch.
         Returns the rows of all ids, batch after batch, and the first positions of ids that got a slot; or None, with
-        nothing learned, if an id might wait or be evicted, or would reuse a slot. Without eviction, ids that find no
+        no change, if an id might wait or be evicted, or would reuse a slot. Without eviction, ids that get no
         free slot share rows.
         """
         if (
@@ -283,7 +283,7 @@ class IdMap:
         self._slots.remove(indices, int(gone.sum()))
 
     def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
-        """Counts the ids of each feature over all workers, each of which gives its own: int64 [features]."""
+        """Counts the ids of each feature over all workers, each of which passes its ids: int64 [features]."""
         counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
         return self.group.sum_numbers(counts).astype(np.int64)
 
@@ -371,7 +371,7 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (ascending), features and fingerprints of all ids in the first worker; all have to call it."""
+        """Returns rows (ascending), features and fingerprints of all ids in the first worker; all must call it."""
         table = self._slots
         features, fingerprints = (
             gather_divided(self.group, array.__getitem__, table.places)
@@ -381,9 +381,9 @@ class IdMap:
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 
     def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
-        """Assigns slots to the ids of another map, without a rule of admission.
+        """Assigns slots to the ids of another map, without admission.
 
-        If a feature has not enough room for all of them, those that its policy would evict first are left out: their
+        If a feature lacks room for all of them, those that its policy would evict first are left out: their
         row in the result, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
         """
         now = self._advance(ids.time_us)
@@ -420,14 +420,14 @@ class IdMap:
         return arrays
 
     def entries(self) -> dict[str, int]:
-        """Returns the length of each of ``DIVIDED_ARRAYS`` that the map has, with the entries of all workers."""
+        """Returns the length of each of ``DIVIDED_ARRAYS`` of the map, with the entries of all workers."""
         waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
         """Restores the ``to_arrays`` of a map with these arguments, also of another number of workers.
 
-        All workers restore their maps at once. ``entries``: that map's; None: this worker has all. Raises
+        All workers restore their maps at once. ``entries``: ``entries`` of that map; None: ``arrays`` have all. Raises
         ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
@@ -461,7 +461,7 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
 def make_id_maps(
     layouts: Sequence[TableLayout], config: IdsConfig, group: Workers = ALONE
 ) -> dict[int, IdMap]:
-    """Makes the empty maps of the tables in which ids grow, by their numbers; of several workers each keeps a part."""
+    """Makes the empty maps of the tables with growing ids, by table index; each of several workers holds a part."""
     maps = {}
     for number, layout in enumerate(layouts):
         ids, offsets = ids_of(config, layout), layout.offsets()
@@ -482,7 +482,7 @@ def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, Va
 def restored_maps(
     layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, IdMap]:
-    """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
+    """Restores the maps of tables from a state's arrays, by table index, for a single process."""
     maps = make_id_maps(layouts, ids)
     for number, id_map in maps.items():
         id_map.restore(id_arrays(layouts[number], arrays))
@@ -490,7 +490,7 @@ def restored_maps(
 
 
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Finds the slots of ids in several maps that the same workers have, in one exchange: int64 [U], -1 for none."""
+    """Returns the slots of ids in several maps of the same workers, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
     held = [id_map._slots.held_places(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
@@ -501,7 +501,7 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
 def named_arrays(
     layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
 ) -> dict[str, ValueT]:
-    """Names the maps' arrays by table, as in checkpoints."""
+    """Returns the names of the maps' arrays by table, as in checkpoints."""
     return {
         f"ids/{layouts[number].name}/{name}": value
         for number, of_map in of_maps.items()

@@ -1,18 +1,18 @@
-"""Hash table in NumPy from (feature, fingerprint) to a place: a small number that stays while the pair is in it.
+"""Hash table in NumPy from (feature, fingerprint) to a place: a small number that is fixed while the pair is present.
 
-Why none of a library: ``benchmarks/bench_ids.py`` measures this one beside those of pandas and TensorFlow. With 2.6
-million pairs known, it finds 35,000 in 50 to 60% of their processor time, and adds 2,000 in no more. pandas'
-Int64HashTable is private and cannot remove; TensorFlow's DenseHashTable gets slower with what was removed; their keys
-are single numbers, some of which must not occur, and an entry has 16 bytes instead of 8.
+It replaces library tables: ``benchmarks/bench_ids.py`` compares it with those of pandas and TensorFlow. With 2.6
+million pairs, it looks up 35,000 in 50 to 60% of their processor time, and adds 2,000 in no more. pandas'
+Int64HashTable is private and cannot remove; TensorFlow's DenseHashTable slows down with removals; their keys
+are single numbers, some of which are reserved, and an entry has 16 bytes instead of 8.
 
 It is open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
 bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
-all that are not yet done at a time. An entry whose pair has left its place stays behind and is passed over. At most
+all unfinished ones at a time. The entry of a removed pair remains and is skipped. At most
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
 
-Several workers have one table together: worker r of W keeps the pairs at the places p with p % W = r, and nothing of
-all others. A pair gets the place that it would have in the table of one process.
+Several workers share one table: worker r of W holds the pairs at the places p with p % W = r, and no others.
+A pair gets the place that it would have in the table of one process.
 """
 
 import math
@@ -24,7 +24,7 @@ from ctr.io.hashing import splitmix64
 from ctr.workers.collectives import ALONE, Workers, total
 
 FREE = np.int16(-1)
-"""The feature of a place that no pair has."""
+"""The feature of a free place."""
 
 MAX_PLACES = 2**31 - 1
 
@@ -44,9 +44,9 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 class IdTable:
     """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
 
-    Of the places that this worker keeps, place p has the index p // W in its arrays; of a process alone an index is
-    the place. All workers make the same calls, in the same order; only of what is looked for or removed each may have
-    its own.
+    Place p of this worker has the index p // W in its arrays; in a single process an index is
+    the place. All workers make the same calls, in the same order; only the pairs to look up or remove may
+    differ.
     """
 
     def __init__(self, max_places: int = MAX_PLACES, group: Workers = ALONE) -> None:
@@ -69,7 +69,7 @@ class IdTable:
 
     @property
     def held(self) -> int:
-        """Number of places that were ever used and that this worker keeps."""
+        """Returns the number of places of this worker that were ever used."""
         return len(range(self._group.rank, self.places, self._group.size))
 
     @property
@@ -77,7 +77,7 @@ class IdTable:
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Finds the index of each pair, int64 [N]; -1 where it is not in the table, or another worker keeps it."""
+        """Returns the index of each pair, int64 [N]; -1 if it is not in the table, or another worker holds it."""
         positions, tags = self._hash(features, fingerprints)
         index = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
@@ -102,13 +102,13 @@ class IdTable:
         return index
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns places, one higher, of pairs that this worker keeps, and 0 for others: int32 [N], to be added up."""
+        """Returns places plus 1 of pairs that this worker holds, and 0 for others: int32 [N], to be summed."""
         indices = self.find(features, fingerprints)
         places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
         return places.astype(np.int32)
 
     def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker keeps."""
+        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker holds."""
         rank, size = self._group.rank, self._group.size
         if size == 1:
             which = np.flatnonzero(places >= 0)
@@ -189,7 +189,7 @@ class IdTable:
         return np.flatnonzero(self.features[: self.held] != FREE)
 
     def remove(self, indices: np.ndarray, count: int | None = None) -> None:
-        """Removes the pairs at some indices, int64 [N], each once. ``count``: how many all workers remove."""
+        """Removes the pairs at some indices, int64 [N], each once. ``count``: the number that all workers remove."""
         self.features[indices] = FREE
         self.fingerprints[indices] = 0
         self.count -= len(indices) if count is None else count
@@ -216,7 +216,7 @@ class IdTable:
 
 
 def extended(array: np.ndarray, size: int, fill: np.generic | int = 0) -> np.ndarray:
-    """Copies ``array`` to ``size`` entries, ``fill`` beyond those it had."""
+    """Copies ``array`` to ``size`` entries, with ``fill`` beyond its entries."""
     larger = np.full(size, fill, array.dtype) if fill else np.zeros(size, array.dtype)
     larger[: len(array)] = array
     return larger

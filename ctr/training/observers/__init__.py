@@ -1,1 +1,1 @@
-"""Observers, which watch a run and change nothing of it, one file each; ``every.py`` lists them."""
+"""Observers, which watch a run without changing it, one file each; ``every.py`` lists them."""

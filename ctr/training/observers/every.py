@@ -1,4 +1,4 @@
-"""The observers of a run."""
+"""List of the observers of a run."""
 
 from ctr.training.observers.features import Features
 from ctr.training.observers.importance import Importance

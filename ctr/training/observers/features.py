@@ -1,4 +1,4 @@
-"""Features in a summary: those that taught nothing, outliers, rows of growing ids."""
+"""Features in a summary: features without effect, outliers, rows of growing ids."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ class Features(Observer):
 
     @property
     def missing(self) -> dict[str, int]:
-        """Rows without a value, by feature."""
+        """Returns the number of rows without a value, by feature."""
         return dict(zip(self._names, self._counts[:-1].tolist(), strict=True))
 
     def warnings(self) -> list[str]:
@@ -126,7 +126,7 @@ def _id_numbers(counts: FeatureCounters) -> dict[str, int | float | None]:
 
 
 def refusal_text(id_maps: Iterable[IdMap], schema: Schema) -> str | None:
-    """Returns a warning if features were full, so that new ids use shared rows, else None."""
+    """Returns a warning if features were at their capacity, so that new ids use shared rows, else None."""
     full = {name: counts for name, counts in _counters(id_maps, schema).items() if counts.refused}
     if not full:
         return None

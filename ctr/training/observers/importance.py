@@ -1,10 +1,10 @@
 """Importance of features: the increase of the loss of rows when a feature is hidden from the model.
 
-At eight positions of the second half of a pass, the next rows of the log, which were not learned from yet, are scored
-by the present weights, and again with each feature hidden:
+At eight positions of the second half of a pass, the next rows of the log, not learned from yet, are scored
+with the current weights, and again with each feature hidden:
 
-    shared row   for a feature with growing ids: each id is replaced by one that the model has never met, which is
-                 scored as a new value would be, by the feature's shared row
+    shared row   for a feature with growing ids: each id is replaced by one that is new to the model, which is
+                 scored with the feature's shared row
     shuffled     for a feature with ``buckets``, which has no such row: each row gets the ids of another row
 
 The difference of the two losses of a row is paired, and is summed by query bucket, for intervals.
@@ -55,7 +55,7 @@ class Importance(Observer):
         self._plan: tuple[list[int], int] | None = None
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether the last planned position passed so far has not been measured yet."""
+        """Returns whether the last planned position that was reached has not been measured yet."""
         self._plan = self._plan or plan(inputs)
         passed = [target for target in self._plan[0] if target <= self._run.position.examples]
         if not passed or self._run.position.examples >= inputs.log.rows:
@@ -68,7 +68,7 @@ class Importance(Observer):
         if not self._measured:
             self._measured = {name: array[np.newaxis] for name, array in new.items()}
             return
-        # If the log has grown, the last positions are kept.
+        # If the log has grown, only the last positions count.
         self._measured = {
             name: np.append(self._measured[name], [array], axis=0)[-_POSITIONS:]
             for name, array in new.items()
@@ -86,7 +86,7 @@ class Importance(Observer):
 
 
 def plan(inputs: Inputs) -> tuple[list[int], int]:
-    """Positions of the log at which importance is measured, and how many rows at each; no position where it is not."""
+    """Returns the positions for measurements, and the number of rows at each; no position if importance is off."""
     config, begin = inputs.config, 0
     selected = [manifest for manifest in inputs.log.manifests if inputs.selects(manifest)]
     if selected:
@@ -100,7 +100,7 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
 
 
 def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
-    """Measures where the run stands, by at most so many rows: arrays of ``ctr.eval.importance``, of one position."""
+    """Measures importance at the run's position on at most so many rows: arrays of ``ctr.eval.importance``."""
     position = run.position.examples
     used = feature_names(run.state.layouts)
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
@@ -136,7 +136,7 @@ def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
 
 
 def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
-    """Returns the rows with a feature hidden, and how: ``SHARED`` or ``SHUFFLED``."""
+    """Returns the rows with a feature hidden, and the method: ``SHARED`` or ``SHUFFLED``."""
     grows = schema.by_name[name].buckets is None
     order = np.roll(np.arange(len(rows)), len(rows) // 2)
     if name in rows.multivalent:

@@ -24,7 +24,7 @@ _WINDOW = "window"
 
 
 class Metrics(Observer):
-    """Every metric of the log, of constraint logs, and of further labels, of rows whose label is known."""
+    """Metrics of the log, of constraint logs, and of further labels, over the rows that have the label."""
 
     name = "metrics"
 

@@ -24,7 +24,7 @@ ProgressCall = Callable[[int, dict[str, Any]], None]
 
 
 class WatchedRun(Protocol):
-    """A run, as far as observers see it."""
+    """Interface of a run for observers."""
 
     run_dir: Path
     config: TrainConfig
@@ -59,13 +59,13 @@ class Turn(NamedTuple):
 
 
 class Observer:
-    """Watches one run, changing nothing that it computes; a hook that is not overridden does nothing.
+    """Watches one run, without changing its results; a hook that is not overridden does nothing.
 
     Hooks are called in the order of the run's observers: what one writes into a line or a summary, later ones see.
     Of several workers the first one has all observers, the others those with ``on_all_workers``.
 
     Attributes:
-        name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
+        name: prefix of the arrays of ``checkpoint`` in the run's checkpoints.
         on_all_workers: whether the observer communicates with the other workers.
     """
 
@@ -75,7 +75,7 @@ class Observer:
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         """Begins, or resumes from a checkpoint: ``state`` is the result of ``checkpoint``, empty without one.
 
-        Files are cut back to where the run stands. Raises InputError where they have lost something; KeyError or
+        Files are cut back to the run's position. Raises InputError where they lack lines; KeyError or
         ValueError where ``state`` is of another version.
         """
 
@@ -97,15 +97,15 @@ class Observer:
         return []
 
     def close(self) -> None:
-        """Closes files; also called where the run failed."""
+        """Closes files; also called when the run fails."""
 
     def warnings(self) -> list[str]:
         """Lists warnings, a line each, about parts of the model that the log could not train so far."""
         return []
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether the pass is to stop after this batch for a call of ``pause``."""
+        """Returns whether the pass must stop after this batch for a call of ``pause``."""
         return False
 
     def pause(self, inputs: Inputs, score: Score) -> None:
-        """Called between two batches, where nothing is read ahead; the pass goes on as after a signal."""
+        """Called between two batches, while nothing is read ahead; the pass continues as after a signal."""

@@ -10,7 +10,7 @@ from ctr.training.observers.observer import Observer, ProgressCall, Turn, Watche
 
 
 class Progress(Observer):
-    """Calls a function after each batch, with the position and metrics, computed so seldom that they cost nothing."""
+    """Calls a function after each batch, with the position and metrics, which are computed rarely."""
 
     name = "progress"
 

@@ -27,7 +27,7 @@ from ctr.training.observers.observer import Observer, WatchedRun
 logger = logging.getLogger(__name__)
 
 LARGEST_PASS = 200_000
-"""Rows of a log up to which its default slices are found: it is read once more."""
+"""Largest number of rows of a log with default slices, for which it is read once more."""
 _SHOWN = 3
 _MOST_VALUES = 200
 _PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
@@ -65,14 +65,14 @@ class Slices(Observer):
 def default_slices(
     run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
 ) -> dict[str, SliceCalibration]:
-    """Finds the three features whose slices differ most in calibration, the most different first.
+    """Returns the three features whose slices differ most in calibration, the most different first.
 
-    At the end of a short pass the recorded predictions meet the ids of the log's rows again. Of the features with a
-    value a row and few values, those are kept whose slices are the furthest from calibrated, beyond chance:
+    At the end of a short pass the recorded predictions are joined with the ids of the rows. Of the features with a
+    value per row and few values, the result has those whose slices are the furthest from calibrated, beyond chance:
 
         score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 
-    Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
+    Empty if the pass is long, recorded no predictions, or its log is no longer readable.
     """
     rows = sum(manifest.rows for manifest in manifests)
     parts = prediction_parts(run_dir)
@@ -134,8 +134,8 @@ def slice_names(
     """Returns the names of ids by which metrics are sliced, by feature and id, in the order that a report shows.
 
     ``slices``: by feature, or family of bias constraints, its ids, those with the most weight first; ``families``: by
-    name what the slices of each family hold; ``log``: where values may be. Numbers and vocabularies keep their order,
-    as do values that are all numbers; other values come by weight.
+    name the description of each family's slices; ``log`` may have raw values. Numbers and vocabularies stay in order,
+    as do values that are all numbers; other values are sorted by weight.
     """
     features = {name: ids for name, ids in slices.items() if name in schema.by_name}
     hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}

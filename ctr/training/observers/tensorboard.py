@@ -5,7 +5,7 @@
     RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration
     RUN/tensorboard/window/     the same metrics of each window alone: the same tags, so that they share a chart
 
-Each process writes files of its own, named by the number of windows before them. A file is a record for its version,
+Each process writes separate files, named by the number of windows before them. A file has a record for its version,
 one for the configuration, if it is the first of a run, and one for each window.
 """
 
@@ -63,7 +63,7 @@ _PREFIXES = {
     "shampoo_seconds_": "throughput/shampoo_seconds_",
     "shampoo_": "optimizer/shampoo_",
 }
-# Scalars are float32: larger whole numbers would be shown rounded.
+# Scalars are float32: larger whole numbers would be rounded.
 _LARGEST_COUNT = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 _US_PER_HOUR = 3_600_000_000
@@ -93,7 +93,7 @@ class TensorBoard(Observer):
             ]
         if not self._windows:
             text = "".join(f"    {line}\n" for line in dump_yaml(run.config).splitlines())
-            # Each run is a trial of its own, also beside another one of the same configuration.
+            # Each run is a separate trial, also beside another one of the same configuration.
             path = run.run_dir.resolve()
             trial = hparams_pb(_flat(run.config), f"{path.name} ({path})", time.time())
             self._write(0, text_pb("config", text).SerializeToString() + trial.SerializeToString())

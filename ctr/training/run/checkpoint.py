@@ -5,10 +5,10 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
-The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
+The folder gets its name by a rename after all its files are on disk; so the greatest name is the newest.
 
-Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
-all have, with a record of the parts. So any other number of workers can read them.
+Each of several workers writes the arrays that it shares, the others to ``arrays-1.npz`` ..., and the first one also
+those that all have, with a record of the parts. So any other number of workers can read them.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the bytes of ``np.savez`` from the arrays' own memory instead of a second copy."""
+    """Writes the bytes of ``np.savez`` directly from the arrays' memory, without a second copy."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             array = np.asarray(array, order="C")
@@ -138,9 +138,9 @@ def _note(folder: Path, rank: int, share: Share) -> Path:
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint file by file; also returns the parts of arrays that are not wanted whole.
+    """Reads the arrays of a checkpoint file by file; also returns the requested parts of arrays, by name.
 
-    ``entries``: of ``collect_parts``; of whole arrays without ``parts``. Raises ValueError where parts are missing.
+    ``entries``: of ``collect_parts``; without ``parts`` arrays are whole. Raises ValueError where parts are missing.
     """
     whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -167,7 +167,7 @@ def read_parts(
 
 
 class Copies:
-    """Copies of arrays in memory that is kept from one checkpoint to the next: fresh pages cost more than copying."""
+    """Copies of arrays in memory that checkpoints reuse: fresh pages cost more than copying."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
@@ -212,8 +212,8 @@ def save(
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    ``share`` is of several workers what this one writes of it, after the first one has called ``begin``. Older
-    checkpoints than the newest make room for it on a disk that is full.
+    ``share`` is this worker's share if there are several, after the first one has called ``begin``. Older
+    checkpoints than the newest are deleted first on a disk that is full.
 
     Raises PassingError if the disk has no room for it; then nothing was deleted.
     """
@@ -263,7 +263,7 @@ def clean_up(folder: Path, keep: int) -> None:
     for old in complete[:-keep]:
         delete_version(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
-        # Kept for inspection until the run is well past it.
+        # It stays for inspection until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
             delete_version(damaged)
 
@@ -286,7 +286,7 @@ def _make_room(folder: Path, needed: int) -> None:
 
 
 def newest_position(folder: Path) -> tuple[int, int]:
-    """Returns how many rows the newest sound checkpoint has scored, and how many it has learned from; 0 without one."""
+    """Returns the numbers of rows scored and learned from at the newest sound checkpoint; 0 without one."""
     # Loads pyarrow, without which a finished run is printed.
     from ctr.training.run.position import Position
 
@@ -335,9 +335,9 @@ def newest_sound(folder: Path) -> int | None:
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """Reads arrays, state and parts that a worker needs of a checkpoint that the first one has checked.
+    """Reads arrays, state and parts that a worker needs from a checkpoint that the first one has checked.
 
-    Raises InputError: it is damaged or missing.
+    Raises InputError: the checkpoint is damaged or missing.
     """
     path = _path(folder, examples)
     try:
@@ -373,7 +373,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects the state's arrays among a checkpoint's, or other values by array; returns them by name in the state."""
+    """Returns the state's entries of a checkpoint's arrays, or of other values by array, by names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

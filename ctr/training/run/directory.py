@@ -5,18 +5,18 @@
     RUN/config.yaml            the whole configuration
     RUN/environment.json       versions, devices, threads
     RUN/schema.json            the features of the log
-    RUN/metrics.jsonl          one line a window
+    RUN/metrics.jsonl          one line per window
     RUN/checkpoints/           checkpoint.py
-    RUN/exports/               servable models, where the configuration asks for them
-    RUN/rejects.jsonl          rows that could not be used, with reason and position
-    RUN/windows.parquet        the sums from which all metrics follow, at the end (ctr.eval.windows)
+    RUN/exports/               servable models, with ``export`` in the configuration
+    RUN/rejects.jsonl          unusable rows, with reason and position
+    RUN/windows.parquet        the sums from which all metrics are computed, at the end (ctr.eval.windows)
     RUN/summary.json           the results
     RUN/init_from.json         of a warm-started run: the source, its position, and the parts taken (warm_start/)
     RUN/follow.jsonl           the lag of a run that follows a live log (ctr.training.follow)
-    RUN/workers/               the output of each worker, where ctr train --workers has started them
+    RUN/workers/               the output of each worker of ctr train --workers
     RUN/.lock                  held by the process that trains
 
-Observers have files of their own (``ctr.training.observers``). On a resume, files that grow during a run are cut
+Observers have separate files (``ctr.training.observers``). On a resume, files that grow during a run are cut
 back to their length at the checkpoint.
 """
 
@@ -63,7 +63,7 @@ _MOST_SETTINGS = 3
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON atomically, keys in their order."""
+    """Writes JSON atomically, with keys in the order of ``content``."""
     write_atomic_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -111,7 +111,7 @@ def with_skip_of(run_dir: Path, config: TrainConfig) -> TrainConfig:
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
-    """Raises InputError if ``run_dir`` was begun under another configuration, or is something else."""
+    """Raises InputError if ``run_dir`` was begun under another configuration, or is no run directory."""
     check_run_folder(run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
@@ -155,7 +155,7 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run in an environment that would change its bits.
 
     The key ``platform`` is not compared: a new kernel changes no bits. Another number of workers does,
-    which is known and allowed; then there may be more or fewer threads and processors, too.
+    and is allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -180,7 +180,7 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
 
 
 def adopt_schema(run_dir: Path, schema: Schema) -> None:
-    """Writes schema.json, or refuses to go on with a log of other features."""
+    """Writes schema.json, or refuses to continue with a log of other features."""
     check_schema(run_dir, schema)
     path = run_dir / "schema.json"
     if not path.exists():
@@ -188,7 +188,7 @@ def adopt_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def check_schema(run_dir: Path, schema: Schema) -> None:
-    """Raises InputError if a run was begun on a log of other features; changes nothing."""
+    """Raises InputError if a run was begun on a log of other features; writes nothing."""
     if not (run_dir / "schema.json").exists():
         return
     before = read_run_schema(run_dir)
@@ -235,7 +235,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 
 def parse_skip(text: str) -> tuple[int, int]:
-    """Parses FROM:TO. Raises InputError: it is no range of rows."""
+    """Parses FROM:TO. Raises InputError: the text is no range of rows."""
     match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
     begin, end = map(int, match.groups()) if match else (0, 0)
     if begin >= end:
@@ -256,8 +256,8 @@ def read_run_config(run_dir: Path) -> TrainConfig:
 def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool) -> TrainConfig:
     """Adds ranges of rows to the ``skip`` of a run, unless they are in it; returns the new configuration.
 
-    Exports after the newest checkpoint are deleted, as their weights have learned from these rows. Raises InputError:
-    the checkpoint's weights have, too, or the run is in progress.
+    Exports after the newest checkpoint are deleted, because they have learned from these rows. Raises InputError:
+    the checkpoint has, too, or the run is in progress.
 
     Args:
         writes: whether this process is the one that checks and changes the run, not another worker.
@@ -309,7 +309,7 @@ def only_publisher(out: Path, wait: bool) -> Iterator[None]:
 
 
 def drop_models_after(out: Path, examples: int) -> None:
-    """Deletes the models of positions after ``examples``, the newest first; durably."""
+    """Deletes the models of positions after ``examples``, the newest first, and flushes the folder to disk."""
     if not out.is_dir():
         return
     with only_publisher(out, wait=True):

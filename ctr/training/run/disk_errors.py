@@ -1,4 +1,4 @@
-"""Errors of a disk, as TensorFlow reports them."""
+"""Disk errors reported by TensorFlow."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _NUMBERS = {
 
 @contextlib.contextmanager
 def written_by_tensorflow(path: Path) -> Iterator[None]:
-    """Turns TensorFlow's errors in the block about a full or failing disk into an OSError about ``path``."""
+    """Converts TensorFlow's errors in the block about a full or failing disk to an OSError about ``path``."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -29,7 +29,7 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a background thread. After a failed job none is begun, and every call raises its error."""
+    """Jobs in a background thread. After a failed job no other begins, and every call raises its error."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
@@ -37,7 +37,7 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs ``job`` after all earlier ones; waits while many are not begun, so that they do not pile up."""
+        """Runs ``job`` after all earlier ones; waits while many are queued."""
         self._wait(_WAITING_JOBS)
         self._jobs.append(self._pool.submit(self._run, job))
 
@@ -72,14 +72,14 @@ class Background:
 
 
 class GrowingFile:
-    """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back."""
+    """A file of JSON lines whose length is stored in checkpoints, so that a resume can cut it back."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
 
     @classmethod
     def open(cls, path: Path, length: int) -> Self:
-        """Opens or creates a file, and cuts off what lies behind ``length`` bytes. Raises InputError: it is shorter."""
+        """Opens or creates a file, and truncates it to ``length`` bytes. Raises InputError if it is shorter."""
         size = path.stat().st_size if path.exists() else 0
         if size < length:
             raise InputError(f"{path}: has {size} bytes, {length} at the checkpoint: lines were lost")
@@ -109,7 +109,7 @@ class GrowingFile:
 def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
     """Describes each faulty row of a batch, and each query that is too large, in the order of the log.
 
-    ``log`` names the constraint log that they are from, if any.
+    ``log`` names their constraint log, if any.
     """
     rejects = batch.rejects
     origin = {"log": log} if log else {}
@@ -137,7 +137,7 @@ def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
 
 
 class Unwritten:
-    """A growing file that another worker writes."""
+    """Stands for a growing file that another worker writes."""
 
     length = 0
 

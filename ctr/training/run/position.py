@@ -1,4 +1,4 @@
-"""Position of a run: the rows that it has passed, with counts of faults and skipped steps."""
+"""Position of a run: the number of processed rows, with counts of faults and skipped steps."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,12 +69,12 @@ class Position:
         return asdict(self)
 
     def of(self, log: str = "") -> Passed:
-        """Returns the progress in the log of the pass, or in a constraint log."""
+        """Returns the progress in the training log, or in a constraint log."""
         return self.logs.setdefault(log, Passed())
 
     @property
     def examples(self) -> int:
-        """Returns the number of scored rows of the log of the pass, rejects included."""
+        """Returns the number of scored rows of the training log, rejects included."""
         return self.of().rows
 
     @property
@@ -83,12 +83,12 @@ class Position:
 
     @property
     def unlearned_rows(self) -> int:
-        """Rows that were scored but not learned from, because a step was skipped or ``skip`` leaves them out."""
+        """Returns the rows that were scored but not learned from: a step was skipped, or ``skip`` excludes them."""
         return self.skipped_rows + self.left_out_rows
 
 
 def note_scored(position: Position, query_time: np.ndarray) -> None:
-    """Counts good rows of the log, with these times [N], at least one, in place."""
+    """Adds good rows of the log, with these query times [N], at least one, to the counts."""
     if not position.window_examples:
         position.window_times[0] = int(query_time[0])
     position.window_times[1] = int(query_time[-1])
@@ -96,7 +96,7 @@ def note_scored(position: Position, query_time: np.ndarray) -> None:
 
 
 def open_window(begin: int) -> int:
-    """Returns the number of examples of a window if the configuration leaves it open, by the examples before it.
+    """Returns the number of examples of a window whose size the configuration leaves open, by the examples before it.
 
     After the first 50,000 examples, windows have 50,000. Earlier ones are smaller, so that a short log has several:
     64, and later a sixteenth of the examples before. The length of the log, which may grow, does not matter.
@@ -109,7 +109,7 @@ def open_window(begin: int) -> int:
 
 
 def note_step(position: Position, begin: int, end: int, applied: bool) -> None:
-    """Counts a step of the rows [begin, end), in place."""
+    """Adds a step of the rows [begin, end) to the counts."""
     if applied:
         position.skipped_in_a_row = 0
         return
@@ -120,7 +120,7 @@ def note_step(position: Position, begin: int, end: int, applied: bool) -> None:
 
 
 def note_large_query(passed: Passed, query: LargeQuery) -> bool:
-    """Counts a query as set aside and not as faulty, in place; returns whether it is one of the first, to be named."""
+    """Counts a query as set aside and not as faulty; returns whether it is one of the first, to be named."""
     passed.rejected -= query.rows
     passed.set_aside_rows += query.rows
     is_named = len(passed.set_aside) < _RANGES_NOTED

@@ -1,4 +1,4 @@
-"""Sidecar of a run's progressive predictions, made before the model learned from an example (FF 4.1.2)."""
+"""Sidecar of a run's progressive predictions, each made before learning from the example (FF 4.1.2)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Results at the end of a run: windows.parquet and summary.json, and whether it learned."""
+"""Results at the end of a run: windows.parquet, summary.json, and whether the run learned anything."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ def unlearned_text(run: Run) -> str:
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
     """Returns in one line why a run that has finished its log ends with an error, or None if it learned.
 
-    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end
-    (``fault``). Where only some rows were lost it does not fail: what remains is a model, and a warning names the
+    It fails if rows were lost and no row was left to learn from, or if its weights are broken at the end
+    (``fault``). If only some rows were lost it does not fail: the model remains usable, and a warning names the
     share.
     """
     position = run.position
@@ -67,10 +67,10 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 
 
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
-    """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
+    """Writes the results of a run at the end of its log; returns the content of summary.json.
 
-    The first worker alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end: empty
-    if no row was left, which keeps the earlier timing.
+    Only the first worker calls it. ``failure``: why the run ends with an error; ``timing``, called at the end: empty
+    if there was nothing to compute, which leaves the earlier timing.
     """
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
@@ -87,7 +87,7 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Lists the observers' warnings, a line each; empty but in the first worker."""
+    """Lists the observers' warnings, a line each; empty in other workers than the first."""
     return [line for observer in run.observers for line in observer.warnings()]
 
 
@@ -140,7 +140,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """Reads the recorded timing of a finished run, which has nothing left to time."""
+    """Reads the recorded timing of a finished run, when nothing is left to time."""
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")

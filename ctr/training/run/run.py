@@ -52,7 +52,7 @@ def open_run(
 ) -> Iterator["Run"]:
     """Resumes a run from its newest checkpoint in ``run_dir``, or begins it; closes its files after the block.
 
-    Raises InputError: another log.
+    Raises InputError: the log is another one.
     """
     run = Run(run_dir, inputs, state, observers)
     run.workers.once(lambda: remove_temporaries(run_dir))
@@ -165,7 +165,7 @@ class Run:
         return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with all workers: is a checkpoint due by the first one's clock, and is any worker to stop?"""
+        """Returns, alike in all workers, whether a checkpoint is due by the first's clock, and whether to stop."""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
@@ -299,7 +299,7 @@ class Run:
             observer.batch(Turn(batch.is_new, scored, learned, terms))
 
     def _record_scored(self, source: int, batch: Batch, scores: Scores, begin: int = 0) -> list[Scored]:
-        """Notes the rows of a log, whose scores stand from ``begin`` on."""
+        """Records the rows of a log, whose scores begin at ``begin``."""
         self._record_read(list(self._log_paths)[source], batch)
         rows = slice(begin, begin + len(batch.rows))
         if not len(batch.rows):
@@ -339,11 +339,11 @@ class Run:
         self.background.check()
 
     def is_left_out(self, batch: Batch) -> bool:
-        """Returns whether nothing is to be learned from a batch: ``skip`` has at least one of its rows."""
+        """Returns whether a batch is not learned from: ``skip`` has at least one of its rows."""
         return self.config.leaves_out(batch.begin, batch.end)
 
     def record_learned(self, feed: AnyFeed, scores: Scores) -> tuple[int, np.ndarray | None]:
-        """Notes that batches were learned from, or are left out; returns ``learned`` and ``terms`` of a ``Turn``.
+        """Records that batches were learned from, or are left out; returns ``learned`` and ``terms`` of a ``Turn``.
 
         Raises InputError: too many steps were skipped.
         """
@@ -397,13 +397,13 @@ class Run:
         )
 
     def pass_until(self, examples: int) -> None:
-        """Notes that all rows before this position are processed, also trailing ones outside the time range."""
+        """Records that all rows before this position are processed, also trailing ones outside the time range."""
         self.position.of().rows = examples
         if not self.config.label_delay:
             self.position.learned = examples
 
     def check_weights(self, predicts: bool) -> str | None:
-        """Returns the weights' fault, or None; ``predicts``: whether they predict soundly for the last batch.
+        """Returns the weights' fault, or None; ``predicts``: whether they give sound predictions for the last batch.
 
         Raises InputError where weights are broken, unless the run never stops.
         """
@@ -425,7 +425,7 @@ class Run:
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Returns whether the run has passed a multiple of ``export.every_examples``; False while in doubt."""
+        """Returns whether the run has passed a multiple of ``export.every_examples``; False if ``is_in_doubt``."""
         exports = self.config.export
         if exports is None or self.is_in_doubt:
             return False
@@ -462,7 +462,7 @@ def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
 
 
 def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
-    """Returns lambda_k of every family; the least and the greatest where there are more than ``limit``."""
+    """Returns lambda_k of every family; the minimum and the maximum if there are more than ``limit``."""
     duals: dict[str, Any] = {}
     for family, variable in zip(state.families, state.duals, strict=True):
         values = variable.numpy()
@@ -474,7 +474,7 @@ def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
 
 
 def dual_scalars(state: TrainState) -> dict[str, float]:
-    """Returns the duals that a line of metrics has, by name."""
+    """Returns the duals of a line of metrics, by name."""
     scalars: dict[str, float] = {}
     for name, values in duals_of(state, _DUALS_SHOWN).items():
         keys = values if isinstance(values, dict) else range(len(values))

@@ -1,7 +1,7 @@
 """Snapshot of a model between two batches: the weights needed to predict, without the state for training.
 
-No duals, accumulators, statistics or metrics: a snapshot is what an export is made of. Of a table in which ids grow it
-has the fixed rows, followed by those of the ids that have slots, in the order of their keys. A key is the exclusive or
+A snapshot has no duals, accumulators, statistics or metrics; exports are written from it. A table with growing ids
+has the fixed rows, followed by the rows of ids that have slots, in the order of their keys. A key is the exclusive or
 of an id's fingerprint and its feature's salt, as in ``ctr.models.rows``.
 """
 
@@ -34,7 +34,7 @@ from ctr.training.run.run import Run
 from ctr.training.state import dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
-"""The last of all keys, which no id has: a search among keys always finds a place."""
+"""The largest key, which no id has: a search among keys always ends at a valid index."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Snapshot:
     schema: Schema
     compute_dtype: str  # ``float32`` or ``bfloat16``
     layouts: tuple[TableLayout, ...]
-    # By layout, float32 [rows, columns]: the run's own variable, where ids grow a copy.
+    # By layout, float32 [rows, columns]: the run's variable, or a copy if ids grow.
     tables: Sequence[tf.Variable]
     # By layout with growing ids: keys of the rows after the fixed ones, ascending, and ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def architecture(self) -> Architecture:
-        """The network."""
+        """Returns the architecture of the network."""
         return self.experts.network
 
     @cached_property
@@ -92,7 +92,7 @@ Exporter = Callable[[Snapshot], object]
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """Takes the weights of a run that is training. They are to be used before its next step.
+    """Takes the weights of a run in training, to be used before its next step.
 
     All workers must call this; the first one gets all rows.
     """

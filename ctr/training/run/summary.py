@@ -1,4 +1,4 @@
-"""Summary of a run: a verdict on predicted over actual clicks, and all of summary.json in a few lines.
+"""Summary of a run: a verdict on predicted over actual clicks, and summary.json in a few lines.
 
 Loads no TensorFlow, so that a finished run is printed at once.
 """
@@ -37,7 +37,7 @@ _SHOWN = 3
 
 
 class LearningError(InputError):
-    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete."""
+    """Raised at the end of a run that learned nothing, or whose weights are useless; its files are complete."""
 
     def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -108,7 +108,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
-    """Describes the optimizer that dense weights have learned by; ``report`` is that of ``DenseOptimizer``."""
+    """Describes the optimizer of dense weights; ``report`` is that of ``DenseOptimizer``."""
     dense = config.optimizer.dense
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__

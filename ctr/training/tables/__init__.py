@@ -1,4 +1,4 @@
 """Embedding tables of a run: whole, or divided over workers.
 
-``plan.py`` says which rows a batch needs, ``rows.py`` where they lie, ``tables.py`` gathers, updates and replaces them.
+``plan.py`` lists the rows of a batch, ``rows.py`` divides the tables, ``tables.py`` gathers, updates and replaces rows.
 """

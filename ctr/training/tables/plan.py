@@ -1,4 +1,4 @@
-"""Plan of a batch: the distinct rows that it needs of a table. NumPy, in the thread that reads ahead.
+"""Plan of a batch: the distinct rows that it needs of a table; computed with NumPy, in the thread that reads ahead.
 
 A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
 however often it occurs, and its gradient is already summed over the batch.
@@ -31,7 +31,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class PendingIds:
-    """The G different ids of a batch that grow."""
+    """The G distinct growing ids of a batch."""
 
     at: np.ndarray  # int64 [G], their positions in ``TablePlan.distinct``
     features: np.ndarray  # int16 [G], numbers in ``TableLayout.growing``
@@ -46,7 +46,7 @@ def plan_table(
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
     drawn: np.ndarray | None = None,
 ) -> TablePlan:
-    """Finds the distinct rows of a batch of N rows in one table; ``pad_plan`` is to pad them.
+    """Plans the look-ups of a batch of N rows in one table, by distinct rows, without padding (``pad_plan``).
 
     Args:
         ids: [N, F], the ids of all single-valued features.
@@ -110,21 +110,21 @@ def pending_ids(
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
-    """Counts the multivalent ids that a plan for so many rows has, without padding."""
+    """Counts the multivalent ids of a plan for so many rows, without padding."""
     return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
 
 
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or where None to one of few sizes."""
+    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or for None to one of few sizes."""
     # Ids without rows are padded once they have rows.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
 
 def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None) -> TablePlan:
-    """Pads the references to ``distinct`` to B ``rows`` and V ``values``, or where None to one of few sizes."""
+    """Pads the references to ``distinct`` to B ``rows`` and V ``values``, or for None to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = fit(used) if count else 0
@@ -266,7 +266,7 @@ class BatchRows(NamedTuple):
 
     counts: np.ndarray  # int64 [K], rows of each batch
     batch: np.ndarray  # int64 [N], the batch of each row
-    within: np.ndarray  # int64 [N], and its place in that batch
+    within: np.ndarray  # int64 [N], and its index in that batch
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> "BatchRows":
@@ -307,7 +307,7 @@ class BatchPlans:
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sorts the rows that any batch needs, int32 [N]; and the positions in them of ``distinct``, int64 [D]."""
+        """Returns the sorted distinct rows of all batches, int32 [N]; and the index of ``distinct`` in them, [D]."""
         first = first_positions(self.codes)
         rows, positions = np.unique(self.distinct[first], return_inverse=True)
         by_code = np.empty(self.codes.max(initial=-1) + 1, np.int64)
@@ -351,7 +351,7 @@ def plan_batches(
     padded_values: int,
     drawn: np.ndarray | None = None,
 ) -> BatchPlans:
-    """Finds the distinct rows that each of K batches needs of a table; see ``plan_table`` for N rows of all of them."""
+    """Plans the look-ups of K batches in a table, by distinct rows; see ``plan_table`` for N rows of all of them."""
     keys, values, segments = distinct_keys(layout, ids, multivalent)
     features = max(len(layout.multivalent), 1)
     row_of = np.concatenate([np.repeat(np.arange(len(ids)), keys.shape[1]), segments // features])

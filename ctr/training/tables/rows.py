@@ -1,6 +1,6 @@
-"""Rows of embedding tables, wherever they lie: all in this process, or those of large tables divided over a group.
+"""Rows of embedding tables: all in this process, or for large tables divided over a group.
 
-Member r of W holds the rows r, r + W, r + 2 W, ... of a divided table. Tables go by their numbers.
+Member r of W holds the rows r, r + W, r + 2 W, ... of a divided table. Tables are identified by index.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _PIECE = 65536
 
 
 class Rows:
-    """Rows of all tables of a run that trains alone: all of them are here."""
+    """Rows of all tables of a run in a single process, which holds all of them."""
 
     def __init__(self, owners: Sequence[Workers]) -> None:
         """``owners`` are, for each table, the workers that hold a part of it each."""
@@ -32,39 +32,39 @@ class Rows:
         return self.owners[table].rank, self.owners[table].size
 
     def count(self, table: int, rows: int) -> int:
-        """Returns how many of the first ``rows`` of a table are here."""
+        """Returns how many of the first ``rows`` rows of a table this worker holds."""
         rank, size = self.part(table)
         return len(range(rank, rows, size))
 
     def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects those of a table's rows, int32 [N], that are here: their positions, and their rows in the part."""
+        """Selects the rows of a table, int32 [N], that this worker holds: their positions, and rows in the part."""
         rank, size = self.part(table)
         positions = np.flatnonzero(rows % size == rank)
         return positions, rows[positions] // size
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Returns the rows that this part of a batch needs, float32 [., C], and plans that refer to these rows.
+        """Returns the rows for this worker's part of a batch, float32 [., C], and plans that refer to these rows.
 
-        ``held``: for each of the first tables, the distinct rows that are here, float32 [Q, C].
+        ``held``: for each of the first tables, the distinct rows that this worker holds, float32 [Q, C].
         """
         return list(held), list(plans)
 
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows here.
+        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows held here.
 
-        Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
+        Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or empty.
         """
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        """Returns the table with all ``rows`` in the first member; all have to call it. A whole one is not copied."""
+        """Returns the table with all ``rows`` in the first member; all must call it. A whole one is not copied."""
         return variable
 
 
 class DividedRows(Rows):
-    """The members of a group hold a part of each large table, and all rows of the others."""
+    """Rows of tables over a group: its members hold a part of each large table, and all rows of the others."""
 
     def __init__(self, owners: Sequence[Workers], group: Workers) -> None:
         super().__init__(owners)
@@ -123,7 +123,7 @@ class DividedRows(Rows):
 def make_rows(
     layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
 ) -> Rows:
-    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
+    """Divides the tables that may grow to ``from_bytes`` over a group of several members."""
     owners = [
         group if is_divided(layout, group.size, most, from_bytes) else ALONE
         for layout, most in zip(layouts, most_rows, strict=True)
@@ -148,7 +148,7 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
 
 
 def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Unpacks a sum of packed gradients: all members that know the group of a row agree on it."""
+    """Unpacks a sum of packed gradients; all members that have the group of a row agree on it."""
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])

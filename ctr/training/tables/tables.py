@@ -1,11 +1,11 @@
-"""Embedding tables of a run, wherever their rows lie (``rows.py``).
+"""Embedding tables of a run, whole or divided (``rows.py``).
 
 Ids that grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow
-                     begin_rows       rows that new ids have got begin anew
-    in it            gather           the rows that a batch needs, and what the optimizer keeps of them
-                     add_up           their gradients, summed over those that train together
+                     begin_rows       initializes the rows of new ids
+    in it            gather           the rows that a batch needs, and the optimizer's state of them
+                     add_up           their gradients, summed over the workers
                      update           the optimizer's step
     between steps    grow, adopt, whole, variables, id_arrays, restore
 """
@@ -35,7 +35,7 @@ _FIRST_SLOTS = 1024
 
 
 class Gathered(NamedTuple):
-    """Rows that a step has read of all tables."""
+    """Rows that a step has read from all tables."""
 
     plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
@@ -47,7 +47,7 @@ class Gathered(NamedTuple):
     def row_gradients(
         self, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> list[RowGradient]:
-        """Joins gradients and curvatures of ``held``, by table, with what the optimizer's step reads of these rows."""
+        """Joins gradients and curvatures of ``held``, by table, with the state that the optimizer's step reads."""
         parts = zip(self.plans, self.held, self.state, gradients, curvatures, strict=True)
         return [
             RowGradient(plan["distinct"], held, state, gradient, *curvature)
@@ -106,7 +106,7 @@ class EmbeddingTables:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, without rows that no id has had yet."""
+        """Returns the number of parameters, without rows that no id has had yet."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -117,10 +117,10 @@ class EmbeddingTables:
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
     ) -> tuple[dict[int, np.ndarray], list[NewRows]]:
-        """Finds the rows of a batch's growing ids: by table, int32 [G], for ``TablePlan.pending``.
+        """Returns the rows of a batch's growing ids: by table, int32 [G], for ``TablePlan.pending``.
 
-        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returns the rows that are used
-        anew, which ``begin_rows`` must be called with before the batch is learned from.
+        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returns newly assigned rows,
+        for a call of ``begin_rows`` before the batch is learned from.
         """
         pending = {
             number: plan.pending
@@ -162,7 +162,7 @@ class EmbeddingTables:
         return assigned, begun
 
     def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
-        """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
+        """Returns the rows of a batch's ids in one table, int32 [G], and newly assigned ones; see ``find_rows``."""
         id_map = self.id_maps[number]
         learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted)
         return learned.rows, _new_rows(number, ids, learned)
@@ -186,7 +186,7 @@ class EmbeddingTables:
             self._set_first_values(rows, values)
 
     def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
-        """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids that did not fit."""
+        """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids without room."""
         features = np.full(len(occupants.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
@@ -224,7 +224,7 @@ class EmbeddingTables:
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
         """Reads a batch's distinct rows, also from other members, and when learning the optimizer's state for them.
 
-        There may be plans for the first tables alone; then no other one is read or changed.
+        If there are plans for the first tables alone, no other one is read or changed.
         """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
@@ -251,7 +251,7 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps that this worker has."""
+        """Returns the arrays of this worker's maps."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
@@ -279,7 +279,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
+        """Returns the tables with all rows in the first worker; all must call it. A whole one is not copied."""
         return [
             self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
         ]

@@ -1,8 +1,8 @@
-"""Warm start: begins a run of a new configuration with the weights and the place in the log of another run.
+"""Warm start: begins a run of a new configuration with another run's weights and position in the log.
 
-The run directory is made beside its place, with a first checkpoint and ``init_from.json``, and appears there by one
-rename. So it is never there in part, and from then on it is a run like any other that is resumed: it needs the
-other run no more.
+The run directory is created under a temporary name, with a first checkpoint and ``init_from.json``, and renamed at the
+end. So it is never there in part, and from then on it is resumed like any other run, without the
+other run.
 """
 
 import copy
@@ -78,9 +78,9 @@ def warm_start(
     waits: bool = False,
     workers: int = 1,
 ) -> None:
-    """Makes ``run_dir`` a run directory that begins where another run stands, unless it is one already.
+    """Makes ``run_dir`` a run directory that begins at another run's position, unless it is one already.
 
-    Raises InputError: ``run_dir`` is another one, or ``source`` has nothing sound that could be taken.
+    Raises InputError: ``run_dir`` is another one, or ``source`` has no sound checkpoint.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
@@ -219,7 +219,7 @@ def _positives(manifests: Sequence[Manifest]) -> tuple[int, int]:
 
 
 def table_text(content: Mapping[str, Any]) -> str:
-    """Formats init_from.json in lines; parts with the same outcome for the same reason share one."""
+    """Formats init_from.json in lines; parts with the same outcome and reason share a line."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
@@ -239,7 +239,7 @@ _LAST_ID = int(np.iinfo(np.int64).max)
 def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    The new run does not score rows again that the old one has scored, unless the old one had a label delay, and the new
+    The new run does not score again rows that the old one has scored, unless the old one had a label delay, and the new
     one learns the pending rows without one. ``waits``: the log may have no new rows yet. Raises InputError: a log ends
     before the position. ``old`` must have learned from some row.
     """
@@ -266,7 +266,7 @@ def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> 
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
-    """Counts the rows of a log up to a query, which is given by its time and id."""
+    """Counts the rows of a log up to a query; ``until`` has its time and id."""
     if log.end <= until[0]:
         which = f"constraint log {name}" if name else "log"
         raise InputError(

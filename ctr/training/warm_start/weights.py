@@ -1,7 +1,7 @@
-"""State of an earlier run that a new one begins with: by feature, and by name and equal shape.
+"""Selects the state of an earlier run that a new one begins with: by feature, and by name and equal shape.
 
 ==================  ==================================================================================================
-rows of tables      of each feature that both runs define alike, wherever its rows lie; with their optimizer's state
+rows of tables      of each feature that both runs define alike, in any table; with their optimizer's state
                     under the same rule
 dense weights       by name and shape, if the network reads the same embeddings in the same order
 dense optimizer     if all dense weights were taken and its options are the same but for rate and schedule
@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Line(NamedTuple):
-    """Fate of a part of the model."""
+    """Outcome of a part of the model."""
 
     part: str  # ``feature``, ``weight``, ``optimizer``, ``slices``, ``ramp`` or ``schedule``
     name: str
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """Configuration and features that the arrays of a run belong to."""
+    """Configuration and features of a run's arrays."""
 
     config: TrainConfig
     schema: Schema
@@ -67,7 +67,7 @@ class Side:
         return definitions[0] or {} if len(definitions) == 1 else {"of": definitions}
 
     def network_inputs(self) -> dict[str, Any]:
-        """Returns the settings that decide the meaning of dense weights, beside their names and shapes."""
+        """Returns the settings that determine the meaning of dense weights, beside their names and shapes."""
         model, layouts = self.config.model, self.config.model.table_layouts(self.schema, 1)
         return {
             "embeddings": tower_columns(layouts, model.factorized is not None),
@@ -79,7 +79,7 @@ class Side:
 def take_state(
     state: TrainState, old_arrays: Arrays, new: Side, old: Side
 ) -> tuple[dict[str, np.ndarray], list[Line]]:
-    """Returns the arrays that the new run begins with, and a line for each part of them.
+    """Returns the initial arrays of the new run, and a line for each part of them.
 
     ``state`` is the fresh one, whose maps get the ids of the old run. Raises KeyError or ValueError: ``old_arrays`` are
     not of ``old``.
@@ -128,7 +128,7 @@ def _take_rows(
 ) -> list[Line]:
     """Copies the rows of the features that both runs define alike."""
     features, old_features = new.features(), old.features()
-    # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
+    # The sum over a batch and its mean are gradients of different scales, and each rule has different state.
     rules, old_rules = (side.config.optimizer.embeddings for side in (new, old))
     differing = [
         f"optimizer.embeddings.{key} was {getattr(old_rules, key)}, is {getattr(rules, key)}"
@@ -185,7 +185,7 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
 def _take_dense(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
 ) -> list[Line]:
-    """Copies dense weights by name and shape, and the optimizer's state if it knows the same weights."""
+    """Copies dense weights by name and shape, and the optimizer's state if it covers the same weights."""
     names, old_names = (
         [*dense_shapes(side.config.model, side.config.objective, side.layouts)] for side in (new, old)
     )
@@ -225,7 +225,7 @@ def _take_dense(
 
 
 def take_combination(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
-    """Copies the experts' combination weights and biases, with the information that these were fitted with."""
+    """Copies the experts' combination weights and biases, with the information that fitted them."""
     for name, array in arrays.items():
         is_fitted = name.startswith(("experts/", "newton/")) and name in old_arrays
         if is_fitted and old_arrays[name].shape == array.shape:

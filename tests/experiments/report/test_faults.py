@@ -140,7 +140,7 @@ def test_wrong_plans_and_costs_are_one_line(tmp_path):
         (lambda plan: plan["arms"][1].update(name="../x"), r"arms.1.name: String should match.*got '../x'"),
         (
             lambda plan: plan["arms"][1].update(name="base"),
-            r".*arms must have names of their own, got base, base",
+            r".*arms must have distinct names, got base, base",
         ),
         (lambda plan: plan["arms"][0]["runs"][0].update(seed="1"), r"arms.0.runs.0.seed: .*integer, got '1'"),
     ):
