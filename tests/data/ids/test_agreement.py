@@ -6,8 +6,7 @@ Columns of tables of all types become ids, and rows of a shard; others are refus
 import math
 import random
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -324,21 +323,6 @@ def test_text_matches_a_plain_tokeniser(texts: list[str], sizes: tuple[Any, Any,
         name: [[hashed(token, buckets) for token in row] for row in tokens]
         for name, buckets in (("t", None), ("b", 100_000))
     }
-
-
-@pytest.mark.slow
-def test_lower_case_does_not_follow_the_locale(
-    root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
-    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
-    code = (
-        "import tensorflow as tf\n"
-        "from ctr.data.ids.graph import lower_case\n"
-        f"print(lower_case(tf.constant([{text!r}])).numpy()[0].hex())"
-    )
-    run = fresh_python("-c", code, cwd=root, path=root)
-    assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
 
 
 def test_a_cross_mixes_the_full_fingerprints_in_order() -> None:

@@ -243,24 +243,6 @@ def test_the_last_day_of_all_is_ingested(tmp_path):
     assert result.examples == 20 and "10000-01-01T00:00:00Z" in result.as_text()
 
 
-def test_the_same_command_again_adds_nothing(tmp_path):
-    mapping = raw_logs.make_mapping(query=raw_logs.QUERIES["session"], partition="1d")
-    paths = write_days(tmp_path / "in", make_days(days=3, count=90))
-    log = tmp_path / "log"
-    for number, path in enumerate(paths[:2]):
-        ingest(mapping, [path], log, append=True, now_us=NOW)
-        before = everything(log)
-        for again in paths[: number + 1]:
-            result = ingest(mapping, [again], log, append=True, now_us=NOW)
-            assert result.known_files == [again.name]
-            assert everything(log) == before
-    # Among new files those that are there are left out.
-    result = ingest(mapping, paths, log, now_us=NOW)
-    assert result.known_files == [path.name for path in paths[:2]]
-    ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
-    assert published(log) == published(tmp_path / "whole")
-
-
 def test_lines_of_files_without_a_time_count_on(tmp_path):
     rows = raw_logs.make_rows(90, seed=2)
     order = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
