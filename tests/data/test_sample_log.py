@@ -23,6 +23,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.eval.arrays import row_logloss
+from ctr.io.hashing import uniform_hash
 from hashed_rows import hashed_rows
 from log_files import digests, refused, rows_of
 
@@ -134,6 +135,7 @@ def test_the_sidecar_holds_the_decisions_on_every_row_and_they_are_counted(log):
     probability = np.where(masks["clicks"], 1, 0.5) * np.where(masks["uninformative"], 0.25, 1)
     assert len(set(probability)) == 4 and 0 < found["kept"].mean() < 1
     assert np.array_equal(found["keep_probability"], probability.astype(np.float32))
+    assert np.array_equal(found["kept"], uniform_hash(found["example_id"], "1") < probability)
     assert np.array_equal(found["weight"], np.where(found["kept"], 1 / probability, 0).astype(np.float32))
     assert (result.rows, result.partitions, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
     assert list_sidecars(log) == ["part", "quarter", "teacher"]

@@ -255,22 +255,22 @@ def test_columns_are_numbers_and_the_same_in_every_partition(tmp_path):
     refused("has no column logit; it has other", JoinedSidecar, folder, "short", ["logit"])
 
 
-@pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])
-def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
+def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd):
     """An ingest would take it for its own, and delete it or add to it."""
     monkeypatch.chdir(tmp_path)
     publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
-    fault = f"{name}: a part of a log has this name; allowed: any but auction, "
-    for command in (
-        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5"],
-        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5", "--out", "smaller"],
-        ["train", "log", "--out", "run", "--record", name],
-    ):
-        assert main(command) == 1
-        error = capfd.readouterr().err
-        assert error.startswith(f"error: sidecar {fault}") and error.count("\n") <= 2
-    with pytest.raises(InputError, match=f"^mapping: name: '{name}' is not allowed: a part of a log"):
-        parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
+    for name in ("truth", "auction", "shards", "manifests", "histories"):
+        fault = f"{name}: a part of a log has this name; allowed: any but auction, "
+        for command in (
+            ["sample", "log", "--name", name, "--set", "non_click_rate=0.5"],
+            ["sample", "log", "--name", name, "--set", "non_click_rate=0.5", "--out", "smaller"],
+            ["train", "log", "--out", "run", "--record", name],
+        ):
+            assert main(command) == 1
+            error = capfd.readouterr().err
+            assert error.startswith(f"error: sidecar {fault}") and error.count("\n") <= 2
+        with pytest.raises(InputError, match=f"^mapping: name: '{name}' is not allowed: a part of a log"):
+            parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert not Path("log/sidecars").exists()
 

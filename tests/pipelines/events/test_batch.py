@@ -146,12 +146,7 @@ def test_what_is_no_job_is_refused_before_anything_is_published(events, folder, 
         (fewer, [folder], log, "features cannot change"),
         (plain, [folder], tmp_path / "other", "neither empty nor an example log"),
         (plain, [tmp_path / "nowhere"], new, "no such folder"),
-        (
-            plain,
-            [tmp_path / "hidden"],
-            new,
-            r"no files of impressions or clicks found; looked .*/clicks/\*\.jsonl",
-        ),
+        (plain, [tmp_path / "hidden"], new, r"no files of impressions or clicks found; .*/clicks/\*\.jsonl"),
         (plain, [folder, twice], new, r"both named clicks/0\.jsonl"),
     ):
         with pytest.raises(InputError, match=message):
