@@ -22,7 +22,6 @@ from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,
-    align_sidecar,
     list_sidecars,
     read_sidecar_partition,
     write_sidecar_partition,
@@ -273,16 +272,6 @@ def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path
             parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert not Path("log/sidecars").exists()
-
-
-def test_alignment_by_example_id() -> None:
-    table, wanted = table_of(IDS), np.array([29, 0, 7])
-    assert align_sidecar(table, IDS, "truth").equals(table)
-    for source in (table, table.take(np.random.default_rng(0).permutation(30))):
-        assert align_sidecar(source, wanted, "truth").equals(table_of(wanted))
-    refused("truth: has no row for example_id 30", align_sidecar, table, np.array([3, 30]), "truth")
-    refused("truth: has no row for example_id 1", align_sidecar, table_of([]), np.array([1]), "truth")
-    assert align_sidecar(table_of([]), np.array([], np.int64), "truth").num_rows == 0
 
 
 def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def keyed(sides: dict[str, pa.Table], keys: int, draw: Any) -> list[Any]:
     return list(meeting.items())
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(table=tables(), data=st.data())
 def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table, data):
     kept = np.random.default_rng(0).random(table.num_rows) < data.draw(st.sampled_from([0, 0.5, 1]))

@@ -60,7 +60,7 @@ class Store(LocalFileSystem):
 def day(tmp_path, monkeypatch):
     """The folder of ``store://day``, with events of which some are bad."""
     day = tmp_path / "store" / "day"
-    event_files.write_events(day / "events", event_files.draw_events(60), 2, "jsonl.gz")
+    event_files.write_events(day / "events", event_files.draw_events(30, seconds=40), 2, "jsonl.gz")
     bad = {"impressions/2.jsonl": b"no JSON\n", "impressions/3.jsonl.gz": b"no gzip", "clicks/.3.jsonl": b"{"}
     event_files.write_files(day / "events", [*bad.items()])
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content()))
