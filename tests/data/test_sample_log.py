@@ -391,18 +391,6 @@ def test_faulty_rows_are_dropped_and_counted(tmp_path):
     assert read_manifests(small)[0].counters == {"rows_before_sampling": 3, "faulty_rows_dropped": 1}
 
 
-def test_decisions_do_not_depend_on_shards(log, tmp_path):
-    for name, content in (("conditions", ALL_RULES), ("strata", STRATIFIED)):
-        config = make_config(**content)
-        write_decisions(log, name, config)
-        other = publish(tmp_path / name, 0, 1, 2, 3, shard_rows=10)
-        add_teacher(other)
-        write_decisions(other, name, config)
-        assert len(list((other / "shards").iterdir())) > len(list((log / "shards").iterdir()))
-        for key, values in decisions_of(other, name).items():
-            assert np.array_equal(values, decisions_of(log, name)[key])
-
-
 def test_a_teacher_beside_another_log(log, tmp_path):
     """The teacher saw everything; the log that is sampled holds part of it, without a sidecar of its own."""
     part = tmp_path / "part"

@@ -1,4 +1,4 @@
-"""Whole ingests: against a plain-Python one, in any form, order and block size, again and after a failure."""
+"""Whole ingests: against a plain-Python one, in any form, order and block size, and in parts."""
 
 import json
 import random
@@ -14,11 +14,7 @@ import raw_logs
 from ctr.cli import main
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
-from ctr.pipelines import publish as publish_module
 from ctr.pipelines.spill import PartitionSpill
-from ctr.pipelines.tables import examples as examples_module
-from ctr.pipelines.tables import ingest as run_module
-from ctr.pipelines.tables import state as state_module
 from ctr.pipelines.tables.ingest import assign_queries
 from raw_logs import ingest
 
@@ -130,64 +126,6 @@ def test_a_second_ingest_adds_earlier_partitions_and_keeps_the_rejects_of_the_fi
         rejected = [reject["file"] for reject in raw_logs.read_rejects(tmp_path / log)]
         assert sorted(rejected) == ["a.csv", "b.csv"]
     assert raw_logs.read_log(tmp_path / "log") == raw_logs.read_log(tmp_path / "whole")
-
-
-def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=9))
-    mapping = raw_logs.make_mapping()
-    ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
-    for target, name in (
-        (examples_module, "make_examples"),
-        (PartitionSpill, "append"),
-        (PartitionSpill, "pop"),
-        (publish_module, "stage_partition"),
-        (state_module, "publish_manifest"),
-    ):
-        original, calls, log = getattr(target, name), [], tmp_path / name
-
-        def fail_third(*arguments, original=original, calls=calls, **options):
-            calls.append(1)
-            if len(calls) == 3:
-                raise OSError("no space left on device")
-            return original(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(target, name, fail_third)
-            with pytest.raises(OSError, match="no space"):
-                ingest(mapping, [path], log, block_bytes=5000)
-        assert not list(log.glob(".spill-*"))
-        ingest(mapping, [path], log, block_bytes=5000)
-        assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
-
-
-def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path, monkeypatch):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(60, seed=12))
-    log, whole = tmp_path / "log", tmp_path / "whole"
-    ingest(raw_logs.make_mapping(), [path], whole)
-
-    def half(folder):
-        name = next((whole / folder).iterdir()).name
-        (log / folder).mkdir(exist_ok=True)
-        (log / folder / f"{name}.partial-0123456789abcdef").write_bytes(b"half")
-
-    def killed(*_):
-        raise MemoryError
-
-    # Before it was committed, and while it published.
-    for module, name, folders in (
-        (run_module, "commit", ("shards",)),
-        (state_module, "publish_manifest", ("shards", "manifests")),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, killed)
-            with pytest.raises(MemoryError):
-                ingest(raw_logs.make_mapping(), [path], log)
-        for folder in folders:
-            half(folder)
-    other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123456789abcdef"
-    other.write_bytes(b"half")
-    ingest(raw_logs.make_mapping(), [path], log)
-    assert raw_logs.log_bytes(log) == {**raw_logs.log_bytes(whole), str(other.relative_to(log)): b"half"}
 
 
 def test_shards_have_the_rows_that_the_mapping_says(tmp_path):
