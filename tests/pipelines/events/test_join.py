@@ -192,7 +192,7 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 # ---------------------------------------------------------------- tests
 
 
-@settings(max_examples=30)
+@settings(max_examples=50)
 @given(cases(), st.data())
 def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(case, data):
     rules, impressions, events = case
