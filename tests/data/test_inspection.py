@@ -232,11 +232,6 @@ def test_ctr_inspect_prints_text_and_json(log, capsys):
     assert "is not an example log" in capsys.readouterr().err
 
 
-def test_it_loads_no_tensorflow(log, fresh_python, root):
-    code = f"import sys; from ctr.cli import main; main(['inspect', {str(log)!r}]); print('tensorflow' in sys.modules)"
-    assert fresh_python("-c", code, cwd=root).stdout.splitlines()[-1] == "False"
-
-
 def counted(ids: np.ndarray, clicked: np.ndarray) -> dict[int, tuple[int, int]]:
     found, place = np.unique(ids, return_inverse=True)
     both = np.bincount(place), np.bincount(place, clicked).astype(int)

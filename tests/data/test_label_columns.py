@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, read_manifests, read_schema
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import write_sampled_log
 from ctr.data.sampling import SamplingConfig
-from ctr.io.errors import InputError
 from small_runs import SCHEMA, draw_examples, labeled, publish
 
 EXAMPLES = draw_examples(60)
@@ -48,8 +47,3 @@ def test_a_sampled_log_keeps_the_labels_of_its_rows(log, tmp_path):
     places = np.searchsorted(before.example_id, after.example_id)
     for name in LABELS:
         np.testing.assert_array_equal(after.joined[f"label:{name}"], before.joined[f"label:{name}"][places])
-
-
-def test_other_labels_are_another_log(log):
-    with pytest.raises(InputError, match="written with labels: sale, lead, not none: labels cannot change"):
-        create_log(log, SCHEMA)

@@ -46,7 +46,9 @@ EVENTS: dict[str, Any] = {
     "delay": "10m",
     "features": [{"name": "user", "kind": "category", "source": "user"}],
 }
+LABEL = {**KEYS, "window": "3d"}
 LOW_LOSS = {"teacher": "t", "max_loss": 0.1}
+BY_LOSS = {"rate": 0.1, "low_loss": LOW_LOSS}
 
 
 def changed(content: dict[str, Any], path: str, value: object) -> dict[str, Any]:
@@ -123,37 +125,21 @@ def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
         ("clock_skew", "0s", "clock_skew"),
         ("show_window", "1h", "show_window: requires impressions.timestamp"),
         ("impressions.time", {"row_order": {"start": 0, "step_us": 1}}, "time: events require a column"),
-        (
-            "impressions.arrival",
-            {"column": "got", "unit": "us"},
-            "arrival: set it for all of impressions, clicks",
-        ),
+        ("impressions.arrival", {"column": "got", "unit": "us"}, "set it for all of impressions, clicks"),
         ("clicks.topic", "clicks", "topic: set it for all of impressions, clicks, or for none"),
         ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
         ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
         (
             "sampling",
-            {"name": "s", "rule": {"uninformative": {"rate": 0.1, "low_loss": LOW_LOSS}}},
+            {"name": "s", "rule": {"uninformative": BY_LOSS}},
             "t is not the teacher of this mapping",
         ),
         ("sampling", {"name": "s", "rule": {"stratify_by": "ad"}}, "rule.stratify_by: not allowed here"),
-        (
-            "labels",
-            {"clicks": {**EVENTS["clicks"], "window": "3d"}},
-            "labels.clicks: other events or counters",
-        ),
-        (
-            "labels",
-            {"late_x": {**EVENTS["clicks"], "window": "3d"}},
-            "labels.late_x: other events or counters",
-        ),
-        ("labels", {"sale": {**EVENTS["clicks"], "window": "60d"}}, "less than a thousandth of the windows"),
-        (
-            "labels",
-            {"sale": {**EVENTS["clicks"], "window": "3d", "topic": "sales"}},
-            "impressions, clicks, sale",
-        ),
-        ("labels", {"sale": EVENTS["clicks"]}, "labels.sale.window"),
+        ("labels", {"clicks": LABEL}, "labels.clicks: other events or counters"),
+        ("labels", {"late_x": LABEL}, "labels.late_x: other events or counters"),
+        ("labels", {"sale": {**LABEL, "window": "60d"}}, "less than a thousandth of the windows"),
+        ("labels", {"sale": {**LABEL, "topic": "sales"}}, "impressions, clicks, sale"),
+        ("labels", {"sale": KEYS}, "labels.sale.window"),
         ("click_window", "36501d", "36501d is longer than 36500d"),
         ("late_window", "60d", "less than a thousandth of the windows"),
     ],
@@ -163,7 +149,7 @@ def test_what_a_mapping_of_events_cannot_be(path, value, message):
 
 
 def test_a_teacher_of_events_scores_this_log_alone():
-    rule = {"uninformative": {"rate": 0.5, "low_loss": {**LOW_LOSS, "log": "elsewhere"}}}
+    rule = {"uninformative": {**BY_LOSS, "low_loss": {**LOW_LOSS, "log": "elsewhere"}}}
     content = {**EVENTS, "sampling": {"name": "s", "rule": rule}, "teacher": {"name": "t", "model": "models"}}
     refused(EventMapping, content, "the teacher scores this log")
 

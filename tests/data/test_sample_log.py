@@ -23,6 +23,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.eval.arrays import row_logloss
+from ctr.io.hashing import uniform_hash
 from hashed_rows import hashed_rows
 from log_files import digests, refused, rows_of
 
@@ -134,6 +135,7 @@ def test_the_sidecar_holds_the_decisions_on_every_row_and_they_are_counted(log):
     probability = np.where(masks["clicks"], 1, 0.5) * np.where(masks["uninformative"], 0.25, 1)
     assert len(set(probability)) == 4 and 0 < found["kept"].mean() < 1
     assert np.array_equal(found["keep_probability"], probability.astype(np.float32))
+    assert np.array_equal(found["kept"], uniform_hash(found["example_id"], "1") < probability)
     assert np.array_equal(found["weight"], np.where(found["kept"], 1 / probability, 0).astype(np.float32))
     assert (result.rows, result.partitions, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
     assert list_sidecars(log) == ["part", "quarter", "teacher"]
@@ -387,18 +389,6 @@ def test_faulty_rows_are_dropped_and_counted(tmp_path):
     write_sampled_log(log, "s", config, small)
     assert column(small, "example_id").tolist() == [5, 7]
     assert read_manifests(small)[0].counters == {"rows_before_sampling": 3, "faulty_rows_dropped": 1}
-
-
-def test_decisions_do_not_depend_on_shards(log, tmp_path):
-    for name, content in (("conditions", ALL_RULES), ("strata", STRATIFIED)):
-        config = make_config(**content)
-        write_decisions(log, name, config)
-        other = publish(tmp_path / name, 0, 1, 2, 3, shard_rows=10)
-        add_teacher(other)
-        write_decisions(other, name, config)
-        assert len(list((other / "shards").iterdir())) > len(list((log / "shards").iterdir()))
-        for key, values in decisions_of(other, name).items():
-            assert np.array_equal(values, decisions_of(log, name)[key])
 
 
 def test_a_teacher_beside_another_log(log, tmp_path):

@@ -100,39 +100,6 @@ def test_weighted_sums_and_pairs_are_unbiased_with_the_variance_of_the_closed_fo
 # ---------------------------------------------------------------- the rules
 
 
-def test_the_probability_is_the_product_of_the_two_rules():
-    examples = draw_examples(20_000)
-    decisions = decide(all_rules(), **examples)
-    click = examples["label"] == 1
-    low_loss = row_logloss(click, examples["teacher_logit"].astype(np.float64)) < 0.1
-    unseen = examples["low_visibility"]
-    assert (low_loss & click).any() and (low_loss & ~click).any() and (low_loss & unseen).any()
-    # One rate for an example that is uninformative in any way, clicks included, not one for each way.
-    expected = np.where(click, 1, 0.5) * np.where(low_loss | unseen, 0.25, 1)
-    assert np.array_equal(decisions.keep_probability, expected)
-    masks = {"all": click | True, "clicks": click, "non_clicks": ~click, "low_loss": low_loss}
-    masks |= {"low_visibility": unseen, "both": low_loss & unseen, "uninformative": low_loss | unseen}
-    assert tuple(decisions.conditions) == condition_names(all_rules()) == tuple(masks)
-    for name, mask in masks.items():
-        assert np.array_equal(decisions.conditions[name], mask), name
-    # Decisions depend on the example and the salt alone.
-    for salt in ("1", "2"):
-        kept = decide(all_rules(salt), **examples).kept
-        assert np.array_equal(kept, uniform_hash(examples["example_id"], salt) < expected)
-    weight = np.where(decisions.kept, 1 / expected, 0).astype(np.float32)
-    assert np.array_equal(decisions.weight, weight) and decisions.weight.dtype == np.float32
-    for name, condition in (("low_loss", LOW_LOSS), ("low_visibility", LOW_VISIBILITY)):
-        config = make_config(uninformative={"rate": 0.5, name: condition})
-        alone = decide(config, **examples)
-        assert tuple(alone.conditions) == condition_names(config)
-        assert tuple(alone.conditions) == ("all", "clicks", "non_clicks", name, "uninformative")
-        assert np.array_equal(alone.keep_probability, np.where(masks[name], 0.5, 1))
-    nothing = decide(make_config(), **examples)
-    assert nothing.kept.all() and (nothing.weight == 1).all()
-    none = decide(all_rules(), **{name: values[:0] for name, values in examples.items()})
-    assert len(none.kept) == len(none.weight) == len(none.conditions["both"]) == 0
-
-
 def test_an_example_whose_hash_is_its_probability_is_dropped():
     ids = np.arange(20)
     for place, number in enumerate(uniform_hash(ids, "1").tolist()):
@@ -175,20 +142,6 @@ def test_rates_by_the_gradient():
         assert gradient.rates(np.ones(6), logit).tolist() == [1, 1, 1, 1, 0.05, 0.05]
 
 
-def test_a_missing_prediction_is_no_high_loss_and_needed_inside_the_time_range_alone():
-    examples = draw_examples(50)
-    end = int(examples["query_time"][25])
-    examples["teacher_logit"][examples["query_time"] >= end] = np.nan
-    by_gradient = {"gradient": {"teacher": "t", "threshold": 0.2}}
-    config = make_config(**by_gradient, time_range={"end": f"1970-01-01T00:00:00.{end:06d}"})
-    decisions = decide(config, **examples)
-    assert (decisions.keep_probability > 0).sum() == 25 and np.isfinite(decisions.weight).all()
-    for config in (make_config(**by_gradient), all_rules()):
-        first = f"first: example_id {examples['example_id'][25]}$"
-        with pytest.raises(InputError, match=f"teacher t has no value for 25 of 50 rows, {first}"):
-            decide(config, **examples)
-
-
 # ---------------------------------------------------------------- strata
 
 
@@ -228,6 +181,7 @@ def test_strata_are_those_of_whole_numbers_however_rows_are_divided_into_calls(r
 # ---------------------------------------------------------------- the configuration
 
 GRADIENT = {"teacher": "t", "threshold": 0.2}
+BY_LOSS = {"rate": 0.5, "low_loss": LOW_LOSS}
 
 
 @pytest.mark.parametrize(
@@ -242,8 +196,8 @@ GRADIENT = {"teacher": "t", "threshold": 0.2}
         ({"uninformative": {"rate": 0.1, "low_loss": {**LOW_LOSS, "log": ""}}}, "a folder or null is req"),
         ({"gradient": {**GRADIENT, "threshold": 1}}, "gradient.threshold: 1 is not allowed"),
         (
-            {"uninformative": {"rate": 0.5, "low_loss": LOW_LOSS}, "gradient": GRADIENT},
-            "gradient and uninformative.low_loss: allowed is one of them",
+            {"uninformative": BY_LOSS, "gradient": GRADIENT},
+            "gradient and uninformative.low_loss: allowed is one",
         ),
         ({"salt": True}, "salt"),
     ],

@@ -45,10 +45,7 @@ def make(*features: dict[str, Any]) -> Schema:
         ([{**CATEGORY, "strip": "[]"}], "strip is allowed only with multivalent: true"),
         ([CATEGORY, CATEGORY], "feature a is defined twice"),
         ([NUMBER], "exactly one of boundaries, log, step and as is required"),
-        (
-            [{**NUMBER, "boundaries": [1], "log": {}}],
-            "exactly one of boundaries, log, step and as is required",
-        ),
+        ([{**NUMBER, "boundaries": [1], "log": {}}], "exactly one of boundaries, log, step and as is"),
         ([{**NUMBER, "boundaries": []}], "boundaries is empty"),
         ([{**NUMBER, "boundaries": [1, 1]}], "boundaries must be strictly increasing"),
         ([{**NUMBER, "boundaries": [math.nan]}], "nan is not allowed"),

@@ -22,7 +22,6 @@ from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,
-    align_sidecar,
     list_sidecars,
     read_sidecar_partition,
     write_sidecar_partition,
@@ -255,52 +254,24 @@ def test_columns_are_numbers_and_the_same_in_every_partition(tmp_path):
     refused("has no column logit; it has other", JoinedSidecar, folder, "short", ["logit"])
 
 
-@pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])
-def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
+def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd):
     """An ingest would take it for its own, and delete it or add to it."""
     monkeypatch.chdir(tmp_path)
     publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
-    fault = f"{name}: a part of a log has this name; allowed: any but auction, "
-    for command in (
-        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5"],
-        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5", "--out", "smaller"],
-        ["train", "log", "--out", "run", "--record", name],
-    ):
-        assert main(command) == 1
-        error = capfd.readouterr().err
-        assert error.startswith(f"error: sidecar {fault}") and error.count("\n") <= 2
-    with pytest.raises(InputError, match=f"^mapping: name: '{name}' is not allowed: a part of a log"):
-        parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
+    for name in ("truth", "auction", "shards", "manifests", "histories"):
+        fault = f"{name}: a part of a log has this name; allowed: any but auction, "
+        for command in (
+            ["sample", "log", "--name", name, "--set", "non_click_rate=0.5"],
+            ["sample", "log", "--name", name, "--set", "non_click_rate=0.5", "--out", "smaller"],
+            ["train", "log", "--out", "run", "--record", name],
+        ):
+            assert main(command) == 1
+            error = capfd.readouterr().err
+            assert error.startswith(f"error: sidecar {fault}") and error.count("\n") <= 2
+        with pytest.raises(InputError, match=f"^mapping: name: '{name}' is not allowed: a part of a log"):
+            parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert not Path("log/sidecars").exists()
-
-
-def test_alignment_by_example_id() -> None:
-    table, wanted = table_of(IDS), np.array([29, 0, 7])
-    assert align_sidecar(table, IDS, "truth").equals(table)
-    for source in (table, table.take(np.random.default_rng(0).permutation(30))):
-        assert align_sidecar(source, wanted, "truth").equals(table_of(wanted))
-    refused("truth: has no row for example_id 30", align_sidecar, table, np.array([3, 30]), "truth")
-    refused("truth: has no row for example_id 1", align_sidecar, table_of([]), np.array([1]), "truth")
-    assert align_sidecar(table_of([]), np.array([], np.int64), "truth").num_rows == 0
-
-
-def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
-    for number in (0, 2, 3):
-        publish_both(log, number)
-    read = running.until()
-    first, second, _ = sorted(folder.glob("*.json"))
-    first.write_bytes(first.read_bytes() + b" ")
-    # It was read as it was; whoever reads it now sees what it is.
-    assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
-    second.unlink()
-    assert running.until() == hash_of_all(folder)
-    publish_both(log, 1)
-    assert running.until() == hash_of_all(folder)
-    (folder / "notes.json").write_text("{}")
-    refused(r"notes\.json: not the name of a manifest \(START-END\.json\)", running.until)
 
 
 def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):

@@ -16,7 +16,7 @@ DATES = ("%Y-%m-%d", "%d.%m.%Y", "%Y%m%d", "%B %d, %Y", "%a, %d %b %Y", "%d%b%Y"
 CLOCKS = ("", "T%H:%M:%S", " %H%M%S%f", ":%H:%M:%S %z", " %I:%M:%S.%f %p", " %H:%M %Z", " 100%%")
 
 
-def read(text: str, form: str) -> int | None:
+def read(text: str | int, form: str) -> int | None:
     us, bad = parse_times(pa.array([text]), Time(column="t", format=form))
     return None if bad[0] else int(us[0])
 
@@ -60,7 +60,9 @@ def test_a_format_need_not_print_back_what_it_reads():
             # Python alone would read the first month, and the 31st.
             "20231314221320008": None,
         },
-        "%Y%m%d": {"2023114": None},
+        "%Y%m%d": {"2023114": None, "7": None, 20231114: datetime(2023, 11, 14)},
+        "%y%m%d%H": {"141021": None, "14102123x": None, "14102123": datetime(2014, 10, 21, 23)},
+        "%m/%d/%Y": {"02/30/2019": None},
         "%Y-%m-%dT%H:%M:%S%z": {
             "2023-11-14T22:13:20Z": datetime(2023, 11, 14, 22, 13, 20),
             "2023-11-14T22:13:20+01:00": datetime(2023, 11, 14, 21, 13, 20),

@@ -1,7 +1,6 @@
 """Processes that commands start import nothing from the folder that a user happens to be in."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,6 @@ STARTING = re.compile(
 )
 
 
-@pytest.mark.slow
 def test_nothing_else_starts_a_process(root):
     rooms = ("ctr", "eval", "models", "optim", "pipelines")
     paths = (path for room in rooms for path in (root / room).rglob("*.py"))
@@ -53,12 +51,14 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     assert not trapped()
 
 
-@pytest.mark.slow
-def test_workers_that_train_import_nothing_from_the_folder(trapped):
+def test_workers_that_train_start_in_the_same_environment(tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setattr("ctr.workers.launch.launch", lambda plan: plans.append(plan) or 0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
     assert main(["train", "log", "--out", "run", "--workers", "2", "-q"]) == 0
-    assert Path("run/summary.json").is_file()
-    assert not trapped()
+    assert [plan.environment["PYTHONSAFEPATH"] for plan in plans] == ["1"]
 
 
 def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):

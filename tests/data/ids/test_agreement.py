@@ -1,13 +1,12 @@
 """Ingestion and the graph make the same ids, which are those of a table and of formulas in plain Python.
 
-Columns of tables of all types become ids, and rows of a shard; others are refused.
+Columns of tables of all types become ids; others are refused.
 """
 
 import math
 import random
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from ctr.data.ids import arrow, graph
 from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.graph import fingerprint, transform_tensors
 from ctr.data.ids.rules import ids_of_prints
-from ctr.data.ids.tables import pack_table, transform_table
+from ctr.data.ids.tables import transform_table
 from ctr.data.schema import Schema
-from ctr.data.shards import shard_schema, unpack_ids
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64, fingerprints_of
 from ctr.pipelines.tables.examples import Verdict, add_derived, check_numbers
@@ -326,21 +324,6 @@ def test_text_matches_a_plain_tokeniser(texts: list[str], sizes: tuple[Any, Any,
     }
 
 
-@pytest.mark.slow
-def test_lower_case_does_not_follow_the_locale(
-    root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
-    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
-    code = (
-        "import tensorflow as tf\n"
-        "from ctr.data.ids.graph import lower_case\n"
-        f"print(lower_case(tf.constant([{text!r}])).numpy()[0].hex())"
-    )
-    run = fresh_python("-c", code, cwd=root, path=root)
-    assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
-
-
 def test_a_cross_mixes_the_full_fingerprints_in_order() -> None:
     bounds = {"": None, "_": 1000}
     schema = make_schema(
@@ -432,64 +415,6 @@ def test_unreadable_columns_are_refused(feature: dict[str, Any], column: pa.Arra
     ):
         with pytest.raises(InputError, match=expected):
             refuse()
-
-
-def keys_of(rows: int) -> dict[str, Any]:
-    return {
-        **{name: list(range(rows)) for name in ("query_time", "timestamp", "query_id", "example_id")},
-        "label": [row % 2 for row in range(rows)],
-        "train_weight": [1.0] * rows,
-        "metric_weight": [0.5] * rows,
-    }
-
-
-def of_every_kind(**buckets: int) -> Schema:
-    return make_schema(
-        {"kind": "category", "name": "a", "source": "a", **buckets},
-        {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
-        {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
-        {"kind": "text", "name": "t", "source": "t", "words": [1, 2], **buckets},
-        {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
-        {"kind": "cross", "name": "tn", "of": ["t", "n"], **buckets},
-    )
-
-
-RAW = {"a": ["p", "q"], "b": ["x", "y"], "n": [1.0, 2.0], "t": ["u v", ""]}
-
-
-@pytest.mark.parametrize("schema", [of_every_kind(), of_every_kind(buckets=50)], ids=["growing", "bucketed"])
-def test_pack_table_is_under_the_shard_schema(schema: Schema) -> None:
-    raw = pa.table(RAW)
-    table = pack_table(schema, pa.table(keys_of(2)), raw)
-    assert table.schema.equals(shard_schema(schema))
-    table.validate(full=True)
-    ids = from_table(schema, RAW)
-    packed = unpack_ids(table.column("ids").combine_chunks(), schema)
-    assert packed.T.tolist() == [ids[name] for name in schema.single_valued]
-    assert [table.column(name).to_pylist() for name in schema.multivalent] == [ids["t"], ids["tn"]]
-    assert table.column("label").to_pylist() == [0, 1]
-    keys = pa.table(keys_of(0)).cast(pa.schema(list(shard_schema(schema))[:7]))
-    none = pack_table(schema, keys, raw.slice(0, 0))
-    assert none.num_rows == 0 and none.schema.equals(shard_schema(schema))
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("label", [0, 2], "label holds values other than 0 and 1"),
-        ("train_weight", [1, -1], "train_weight holds values outside 0 to 1,000,000,000"),
-        ("metric_weight", [1, float("nan")], "metric_weight holds values outside 0 to 1,000,000,000"),
-        ("label", [0, 300], "label is not int8"),
-        ("query_id", [1, None], "query_id has 1 nulls"),
-        ("query_id", ["a", "b"], "query_id is not int64"),
-        ("query_id", None, "query_id is absent"),
-    ],
-)
-def test_pack_table_refuses_bad_keys(name: str, values: list[Any] | None, message: str) -> None:
-    schema = make_schema({"kind": "category", "name": "f", "source": "s"})
-    keys = {key: value for key, value in {**keys_of(2), name: values}.items() if value is not None}
-    with pytest.raises(InputError, match=f"the key column {message}"):
-        pack_table(schema, pa.table(keys), pa.table({"s": ["a", "b"]}))
 
 
 def test_string_ids_are_signed_fingerprints() -> None:

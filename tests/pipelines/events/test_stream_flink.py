@@ -1,7 +1,6 @@
 """The streaming job on a real Flink: the batch job's bytes, whatever is killed and however often it is begun again."""
 
 import contextlib
-import json
 import signal
 
 import pytest
@@ -64,31 +63,6 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
     assert event_files.published(log, ("rejects", "late")) == traffic.whole
-
-
-@pytest.mark.soak
-def test_too_many_bad_events_end_the_job_with_one_line(traffic, tmp_path):
-    events, mapping = tmp_path / "events", tmp_path / "mapping.yaml"
-    for kind in ("impressions", "clicks"):
-        (events / kind).mkdir(parents=True)
-    (events / "impressions" / "1.jsonl").write_bytes(b"no JSON\n" * 100 + b'{"impression_id": "x"}\n' * 2000)
-    mapping.write_text(stream_jobs.MAPPING.read_text().replace("type: parquet", "type: jsonl"))
-    with (
-        java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        stream_jobs.job(
-            tmp_path / "log",
-            endpoint,
-            events,
-            beam=stream_jobs.checkpointed(tmp_path, retries=2),
-            mapping=mapping,
-        ) as process,
-    ):
-        status, said, complaints = stream_jobs.ended(process)
-    assert (status, said) == (1, "")
-    assert complaints.startswith("error: 2100 of 2100 events rejected, more than the allowed share of 0.01; ")
-    assert complaints.count("\n") == 1
-    [path] = (tmp_path / "log" / "rejects").iterdir()
-    assert json.loads(path.read_text().splitlines()[0])["reason"]
 
 
 @pytest.mark.soak

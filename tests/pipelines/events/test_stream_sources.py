@@ -157,20 +157,6 @@ def test_a_damaged_file_is_one_reject_and_the_next_is_read(tmp_path):
     assert [reject["reason"] for reject in read_rejects(tmp_path / "log")] == ["damaged"]
 
 
-def test_a_claim_is_refused_when_the_rest_was_put_off():
-    tracker = FilesTracker(ReadSoFar("a", 1))
-    assert tracker.try_claim(ReadSoFar("b", 2))
-    assert tracker.try_split(0.5) is None
-    with pytest.raises(ValueError, match="after b are left"):
-        tracker.check_done()
-    done, rest = tracker.try_split(0)
-    assert (done.over, rest) == (True, ReadSoFar("b", 2))
-    assert not tracker.try_claim(ReadSoFar("c", 3))
-    assert tracker.try_split(0) is None
-    tracker.check_done()
-    assert not tracker.is_bounded()
-
-
 def test_beams_local_runner_reads_both_kinds_of_a_drained_folder(tmp_path):
     put(tmp_path, "1.jsonl", [1, 2])
     (tmp_path / "clicks").mkdir()

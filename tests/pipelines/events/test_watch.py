@@ -197,7 +197,6 @@ def test_a_kind_whose_file_is_being_written_is_not_silent(tmp_path, monkeypatch)
     assert (counts.clicks.read, counts.impressions.read, progress.clock_us) == (1, 0, -1)
 
 
-@pytest.mark.soak
 def test_when_most_files_are_damaged_the_job_ends(tmp_path):
     rounds = [[(f"impressions/{number}.parquet", b"no Parquet")] for number in range(12)]
     message = r"8 of the latest 8 files could not be read, .*impressions/7\.parquet"
@@ -289,7 +288,6 @@ def test_a_job_without_end_is_judged_by_its_latest_events():
 # ---------------------------------------------------------------- arrivals across files
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "late"), [(None, 1), ("44s", 0)])
 def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overlap(overlap, late, tmp_path):
     shown = {f"impressions/{n}.jsonl": event_files.impression(n, at, at) for n, at in enumerate((50, 6))}

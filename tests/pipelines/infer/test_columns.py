@@ -4,25 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctr.pipelines.infer.columns import decide_feature, find_nulls
 from made_tables import column_of
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    values=st.lists(st.none() | st.floats(-1e9, 1e9).map(lambda x: round(x, 3)), min_size=20, max_size=200)
-)
-def test_every_number_of_a_column_has_a_bucket_of_its_feature(values):
-    values = [*values, 0.125, 7.5]
-    facts = column_of(values)
-    assert facts.numbers is not None
-    assert facts.missing_share == pytest.approx(sum(value is None for value in values) / len(values))
-    decision = decide_feature(facts)
-    assert decision.feature is not None, decision
-    assert sum(key in decision.feature for key in ("step", "boundaries")) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,13 +85,3 @@ def test_numbers_with_commas_between_thousands_are_no_lists_and_are_named():
         decide_feature(column_of([f"{place},{100 + place}" for place in range(90)] * 2)).feature["kind"]
         == "category"
     )
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(-(10**9), 10**9), min_size=60, max_size=80, unique=True), st.booleans())
-def test_decimal_commas_are_read_as_numbers(cents, grouped):
-    numbers = [cent / 100 for cent in [*cents, 105]]
-    texts = [f"{number:{',' if grouped else ''}.2f}" for number in numbers]
-    decision = decide_feature(column_of([text.translate(str.maketrans(",.", ".,")) for text in texts]))
-    assert decision.feature["kind"] == "number" and decision.cast == "decimal_comma"
-    assert f"from {min(numbers):.15g} to {max(numbers):.15g}" in decision.because

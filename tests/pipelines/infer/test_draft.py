@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import raw_logs
@@ -42,7 +42,7 @@ COLUMNS = {
 }
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=2, unique=True),
     label=st.sampled_from(["clicked", "is_click", "label", "click:float"]),
@@ -50,6 +50,7 @@ COLUMNS = {
     seed=st.integers(0, 5),
     delimiter=st.sampled_from("\t;"),
 )
+@example(names=sorted(COLUMNS), label="clicked", words="yes", seed=0, delimiter="\t")
 def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
     tmp_path, names, label, words, seed, delimiter
 ):

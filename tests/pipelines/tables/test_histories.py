@@ -54,7 +54,7 @@ def make_mapping(**changes):
     return parse_model(Mapping, {**content, **changes}, "test")
 
 
-def make_rows(count=900, seed=0):
+def make_rows(count=450, seed=0):
     """Queries of three rows, many of a few users, at times that tie and lie exactly ``after`` apart."""
     source = random.Random(seed)
     times = sorted(FIRST + 300 * source.randrange(5 * DAY // 300) for _ in range(count // 3))
@@ -125,7 +125,7 @@ def whole(tmp_path_factory):
 def test_each_row_sees_what_a_server_knew(whole):
     by_id = seen(whole)
     assert by_id == brute_force(whole)
-    assert min(sum(map(len, (own[name] for own in by_id.values()))) for name in HISTORIES) > 500
+    assert min(sum(map(len, (own[name] for own in by_id.values()))) for name in HISTORIES) > 200
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -155,22 +155,10 @@ def test_what_is_stored_of_other_partitions_is_not_used(whole, tmp_path):
             if forgets:
                 shutil.rmtree(log / FOLDER)
         logs.append(seen(log))
-    assert logs[0] == logs[1] != seen(whole)
+    in_order = seen(whole)
+    assert logs[0] == logs[1] != in_order
     late = [row["id"] for row in days[3] + days[4]]
-    assert {one: logs[0][one] for one in late} == {one: seen(whole)[one] for one in late}
-
-
-def test_no_row_sees_the_future(whole, tmp_path):
-    """Other rows after a time, and other labels, change nothing before it."""
-    source, rows, until = random.Random(5), make_rows(), FIRST + 2 * DAY + 7200
-    for row in rows:
-        if row["time"] >= until:
-            row["item"], row["click"] = f"i{source.randrange(30)}", source.randrange(2)
-    ingest(make_mapping(), [write(tmp_path / "rows.csv", rows)], tmp_path / "log", now_us=NOW)
-    before = {row["id"] for row in rows if row["time"] <= until}
-    now, then = seen(tmp_path / "log"), seen(whole)
-    assert {one: now[one] for one in before} == {one: then[one] for one in before}
-    assert any(now[row["id"]] != then[row["id"]] for row in rows if row["id"] not in before)
+    assert {one: logs[0][one] for one in late} == {one: in_order[one] for one in late}
 
 
 def test_the_command_writes_what_is_known(tmp_path, monkeypatch, capsys):
@@ -192,28 +180,21 @@ def test_the_command_writes_what_is_known(tmp_path, monkeypatch, capsys):
     assert "allowed: recent, shown, old" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_history_of_other_features_is_refused():
+    features = [
+        {"name": "user", "kind": "category", "source": "user"},
+        {"name": "shop", "kind": "category", "source": "shop", "buckets": 9},
+    ]
+    for change, says in (
         ({"by": "recent"}, "history.by names recent; allowed: single-valued categories before it"),
         ({"of": "nothing"}, "history.of names nothing; allowed: single-valued categories before it"),
         ({"by": "shop"}, "history.by names shop, where several values share a bucket"),
         ({"of": "shop"}, "buckets and vocabulary must be those of shop"),
         ({"after": "30d"}, "within must be longer than after"),
-    ],
-)
-def test_a_history_of_other_features_is_refused(change, says):
-    features = [
-        {"name": "user", "kind": "category", "source": "user"},
-        {"name": "shop", "kind": "category", "source": "shop", "buckets": 9},
-        {
-            "name": "recent",
-            "kind": "category",
-            "history": {"by": "user", "of": "user", "after": "0s", **change},
-        },
-    ]
-    with pytest.raises(InputError, match=says):
-        make_mapping(features=features)
+    ):
+        history = {"by": "user", "of": "user", "after": "0s", **change}
+        with pytest.raises(InputError, match=says):
+            make_mapping(features=[*features, {"name": "recent", "kind": "category", "history": history}])
 
 
 # ---------------------------------------------------------------- events
@@ -230,7 +211,7 @@ DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, dra
 
 
 def test_every_driver_of_events_gives_the_same_histories(tmp_path):
-    events = event_files.draw_events(200, seconds=2000)
+    events = event_files.draw_events(120, seconds=800)
     mapping = event_files.mapping(features=EVENT_FEATURES, keep_values=["color"])
     folder = event_files.write_events(tmp_path / "in", events)
     logs = [tmp_path / name for name in ("batch", "again", "watch")]

@@ -1,4 +1,4 @@
-"""Whole ingests: against a plain-Python one, in any form, order and block size, again and after a failure."""
+"""Whole ingests: against a plain-Python one, in any form, order and block size, and in parts."""
 
 import json
 import random
@@ -14,11 +14,7 @@ import raw_logs
 from ctr.cli import main
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
-from ctr.pipelines import publish as publish_module
 from ctr.pipelines.spill import PartitionSpill
-from ctr.pipelines.tables import examples as examples_module
-from ctr.pipelines.tables import ingest as run_module
-from ctr.pipelines.tables import state as state_module
 from ctr.pipelines.tables.ingest import assign_queries
 from raw_logs import ingest
 
@@ -33,13 +29,11 @@ def sort_by_time(rows):
 @pytest.mark.parametrize(
     ("suffix", "query", "features"),
     [
-        # Every kind of query with either kind of ids, and every format.
-        ("csv", "none", "bucketed"),
+        # Every kind of query, either kind of ids, and every format.
         ("csv", "session", "growing"),
         ("tsv", "column", "growing"),
         ("jsonl", "session", "bucketed"),
-        ("parquet", "column", "bucketed"),
-        ("parquet", "none", "growing"),
+        ("parquet", "none", "bucketed"),
     ],
 )
 def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features):
@@ -68,7 +62,7 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features)
 def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tmp_path):
     rows = sort_by_time(raw_logs.make_rows(200, seed=3))
     logs = []
-    for number, suffix in enumerate(["csv", "csv.gz", "tsv", "tsv.zst", "jsonl", "jsonl.gz", "parquet"]):
+    for number, suffix in enumerate(["csv.gz", "tsv.zst", "jsonl.gz", "parquet"]):
         path = raw_logs.write_rows(tmp_path / f"in{number}", rows, suffix)
         mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **GROUPED)
         ingest(mapping, [path], tmp_path / f"log{number}", block_bytes=1 << 20 if number % 2 else 5000)
@@ -134,82 +128,6 @@ def test_a_second_ingest_adds_earlier_partitions_and_keeps_the_rejects_of_the_fi
     assert raw_logs.read_log(tmp_path / "log") == raw_logs.read_log(tmp_path / "whole")
 
 
-def test_other_content_of_a_file_and_another_schema_are_refused(tmp_path):
-    rows = raw_logs.make_rows(100, seed=8)
-    rows[5]["rating"] = ""
-    path = raw_logs.write_rows(tmp_path / "in", rows)
-    mapping, log = raw_logs.make_mapping(), tmp_path / "log"
-    ingest(mapping, [path], log, max_reject_share=0.02)
-    before = raw_logs.log_bytes(log)
-    ingest(mapping, [path], log, max_reject_share=0.02)
-    assert raw_logs.log_bytes(log) == before and len(raw_logs.read_rejects(log)) == 1
-    rows[5]["rating"] = "1"
-    raw_logs.write_rows(tmp_path / "in", rows)
-    with pytest.raises(InputError, match=r"rows\.csv: .* has a file of this name with other content"):
-        ingest(mapping, [path], log)
-    assert raw_logs.log_bytes(log) == before
-    with pytest.raises(InputError, match="written under schema"):
-        ingest(raw_logs.make_mapping(features=raw_logs.FEATURES[:2]), [path], log)
-
-
-def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=9))
-    mapping = raw_logs.make_mapping()
-    ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
-    for target, name in (
-        (examples_module, "make_examples"),
-        (PartitionSpill, "append"),
-        (PartitionSpill, "pop"),
-        (publish_module, "stage_partition"),
-        (state_module, "publish_manifest"),
-    ):
-        original, calls, log = getattr(target, name), [], tmp_path / name
-
-        def fail_third(*arguments, original=original, calls=calls, **options):
-            calls.append(1)
-            if len(calls) == 3:
-                raise OSError("no space left on device")
-            return original(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(target, name, fail_third)
-            with pytest.raises(OSError, match="no space"):
-                ingest(mapping, [path], log, block_bytes=5000)
-        assert not list(log.glob(".spill-*"))
-        ingest(mapping, [path], log, block_bytes=5000)
-        assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
-
-
-def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path, monkeypatch):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(60, seed=12))
-    log, whole = tmp_path / "log", tmp_path / "whole"
-    ingest(raw_logs.make_mapping(), [path], whole)
-
-    def half(folder):
-        name = next((whole / folder).iterdir()).name
-        (log / folder).mkdir(exist_ok=True)
-        (log / folder / f"{name}.partial-0123456789abcdef").write_bytes(b"half")
-
-    def killed(*_):
-        raise MemoryError
-
-    # Before it was committed, and while it published.
-    for module, name, folders in (
-        (run_module, "commit", ("shards",)),
-        (state_module, "publish_manifest", ("shards", "manifests")),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, killed)
-            with pytest.raises(MemoryError):
-                ingest(raw_logs.make_mapping(), [path], log)
-        for folder in folders:
-            half(folder)
-    other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123456789abcdef"
-    other.write_bytes(b"half")
-    ingest(raw_logs.make_mapping(), [path], log)
-    assert raw_logs.log_bytes(log) == {**raw_logs.log_bytes(whole), str(other.relative_to(log)): b"half"}
-
-
 def test_shards_have_the_rows_that_the_mapping_says(tmp_path):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=11))
     ingest(raw_logs.make_mapping(query=None, partition="1d", shard_rows=50), [path], tmp_path / "log")
@@ -255,7 +173,7 @@ def test_a_lost_row_ends_the_run(tmp_path, monkeypatch):
 def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
     calls = {}
     # The first time, modules are loaded.
-    for count in (1, 50, 200):
+    for count in (1, 20, 80):
         names = [f"f{number}" for number in range(count)]
         features = [{"name": name, "kind": "category", "source": name} for name in names]
         mapping = {"input": {"type": "csv"}, "time": {"column": "time", "unit": "s"}, "label": "click"}
@@ -280,4 +198,4 @@ def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
-    assert calls[200] < 5 * calls[50]
+    assert calls[80] < 5 * calls[20]

@@ -10,7 +10,7 @@ from ctr.cli import main
 from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
-from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values, values_path
+from ctr.data.kept_values import FOLDER, read_values, values_path
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from log_files import ids_of_rows
@@ -95,8 +95,11 @@ def test_values_are_those_of_the_rows(log):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_none_there(tmp_path, more):
-    few = MOST_VALUES + more
+def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_none_there(
+    tmp_path, more, monkeypatch
+):
+    monkeypatch.setattr("ctr.data.kept_values.MOST_VALUES", 1000)
+    few = 1000 + more
     rows = [
         {"id": place, "time": 1_600_000_000 + place % 50, "user": f"u{place}", "color": f"c{place}"}
         for place in range(few)

@@ -12,8 +12,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.schema import label_column
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.state import read_state
-from raw_logs import ingest, log_bytes
+from raw_logs import ingest
 
 HOUR = 3600
 FIRST = 1_600_041_600
@@ -118,20 +117,6 @@ def test_of_a_query_that_lasts_each_row_has_a_window_of_its_own(tmp_path):
     label = {"purchase": {**LABELS["purchase"], "until": None}}
     ingest_rows(tmp_path, rows, labels=label, query={"column": "user"})
     assert read_labels(tmp_path / "log") == {1: (0,), 2: (1,)}
-
-
-def test_day_by_day_the_same_bytes(tmp_path):
-    paths, mapping, log = write_days(tmp_path / "in"), mapping_of(), tmp_path / "log"
-    ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
-    for path in paths:
-        ingest(mapping, [path], log, append=path != paths[-1], now_us=NOW)
-    found, wanted = (log_bytes(folder) for folder in (log, tmp_path / "whole"))
-    assert all(found[name] == data for name, data in wanted.items() if not name.startswith("rejects"))
-    rules = read_state(log).rules
-    assert (rules["labels.purchase"], rules["labels.rating"]) == (
-        "within 43200 s, watched until a column",
-        "0 or 1",
-    )
 
 
 @pytest.mark.parametrize(

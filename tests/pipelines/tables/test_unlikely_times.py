@@ -14,11 +14,7 @@ NOW = 1_700_000_000_000_000
     ("unit", "now", "warning"),
     [
         ("s", NOW, None),
-        (
-            "ms",
-            NOW,
-            r"40 of 40 times lie before the year 1990, the earliest at 1970-01-19T.*check time.unit or",
-        ),
+        ("ms", NOW, r"40 of 40 times lie before the year 1990, the earliest at 1970-01-19T.*time.unit or"),
         ("s", 1_600_000_000_000_000, "40 of 40 times lie in the future, the latest at 2020-09-13T"),
     ],
 )
@@ -48,8 +44,7 @@ HOURS = [
     ],
     ids=["local", "blank", "sorted", "utc", "offset", "unordered", "repeated"],
 )
-@pytest.mark.parametrize("block_bytes", [1 << 20, 200])
-def test_local_times_that_go_back_by_an_hour_are_named(texts, warned, block_bytes, tmp_path):
+def test_local_times_that_go_back_by_an_hour_are_named(texts, warned, tmp_path):
     """In a file, wherever it is cut; the rows of two hours share one time."""
     rows = [{"time": text, "user": number, "label": 0} for number, text in enumerate(texts)]
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
@@ -61,7 +56,7 @@ def test_local_times_that_go_back_by_an_hour_are_named(texts, warned, block_byte
         **dict.fromkeys(("joins", "query", "example_id", "weight", "derive")),
         features=[{"name": "user", "kind": "category", "source": "user"}],
     )
-    result = ingest(mapping, [tmp_path / "rows.csv"], tmp_path / "log", now_us=2**62, block_bytes=block_bytes)
+    result = ingest(mapping, [tmp_path / "rows.csv"], tmp_path / "log", now_us=2**62, block_bytes=200)
     zone_warnings = [one for one in result.warnings if "daylight saving" in one]
     assert len(zone_warnings) == warned
     assert all("almost an hour, at 2025-10-26T02:00:00Z" in one for one in zone_warnings)
