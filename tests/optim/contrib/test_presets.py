@@ -9,6 +9,7 @@ import pytest
 import shampoo_reference as reference
 from ctr.optim.contrib.presets import FF, PSO, preset
 from ctr.optim.first_order.options import AdaGrad
+from other_shampoos import torch_replay
 
 SHAPES = [(7, 5), (6,), (4, 3)]
 STEPS, EVERY, BLOCK, RATE = 18, 4, 4, 0.1
@@ -23,9 +24,9 @@ def norm(tensor):
     return np.sqrt(np.sum(tensor**2))
 
 
-def cuts(shape, split):
+def cuts(shape):
     """Slices of the blocks of a tensor."""
-    return itertools.product(*(reference.parts_of(size, BLOCK, split) for size in shape))
+    return itertools.product(*(reference.parts_of(size, BLOCK, "balanced") for size in shape))
 
 
 class Block:
@@ -61,7 +62,7 @@ class PsoLayer:
     def __init__(self, weight, beta2=1.0):
         self.w, self.d, self.m, self.p = weight, *(np.zeros(weight.shape) for _ in range(3))
         self.blocks = []
-        for where in cuts(weight.shape, "balanced") if weight.ndim == 2 else ():
+        for where in cuts(weight.shape) if weight.ndim == 2 else ():
             block = Block(*weight[where].shape, 1e-6, beta2)
             block.sent = [power(side, -1 / 4) for side in block.sides]
             self.blocks.append((where, block))
@@ -94,9 +95,7 @@ class FfLayer:
     def __init__(self, weight):
         self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
         self.blocks = [
-            (where, Block(*weight[where].shape))
-            for where in cuts(weight.shape, "balanced")
-            if weight.ndim == 2
+            (where, Block(*weight[where].shape)) for where in cuts(weight.shape) if weight.ndim == 2
         ]
 
     def roots(self, block):
@@ -120,38 +119,15 @@ class FfLayer:
         return self.w
 
 
-class PtLayer:
-    """PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2); steps from 1."""
-
-    beta1, epsilon, graft_epsilon = 0.9, 1e-12, 1e-10
-
-    def __init__(self, weight):
-        self.w, self.a, self.average = weight, np.zeros(weight.shape), np.zeros(weight.shape)
-        self.blocks = [
-            (where, [np.zeros((size, size)) for size in weight[where].shape], [])
-            for where in cuts(weight.shape, "full")
-        ]
-
-    def step(self, t, g):
-        self.a = self.a + g**2
-        self.average = self.beta1 * self.average + (1 - self.beta1) * g
-        filtered = self.average / (1 - self.beta1**t)
-        graft = filtered / (np.sqrt(self.a) + self.graft_epsilon)
-        for where, sides, roots in self.blocks:
-            part, direction = g[where], graft[where]
-            if g.ndim == 2:
-                sides[0] += part @ part.T
-                sides[1] += part.T @ part
-            else:
-                sides[0] += np.outer(part, part)
-            if t >= EVERY and t % EVERY == 0:
-                roots[:] = [power(side, -1 / (2 * g.ndim), self.epsilon) for side in sides]
-            if t >= EVERY:
-                found = roots[0] @ filtered[where]
-                found = found @ roots[1] if g.ndim == 2 else found
-                direction = norm(graft[where]) * found / norm(found)
-            self.w[where] -= RATE * direction
-        return self.w.copy()
+# PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2).
+PT = {
+    "lr": RATE,
+    "betas": (0.9, 1.0),
+    "epsilon": 1e-12,
+    "graft": ("adagrad", 1.0, 1e-10),
+    "max_preconditioner_dim": BLOCK,
+    "precondition_frequency": EVERY,
+}
 
 
 def small(name, **changes):
@@ -169,13 +145,13 @@ def small(name, **changes):
         ("ff", FfLayer, {}),
         ("pso", PsoLayer, {}),
         ("pso", partial(PsoLayer, beta2=0.9), {"beta2": 0.9}),
-        ("pt", PtLayer, {}),
+        ("pt", None, {}),
     ],
     ids=["ff", "pso", "pso, decayed", "pt"],
 )
 def test_every_step_is_that_of_the_paper(name, layer, changes):
     start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
-    expected = follow(start, history, layer)
+    expected = follow(start, history, layer) if layer else torch_replay(PT, start, history)
     core = reference.make_core(small(name, **changes), start)
     found = reference.train(core, history, RATE)
     assert reference.gap(found, expected, start) < 1e-9

@@ -23,7 +23,12 @@ def constants(*values):
     return [tf.constant(value, tf.float32) for value in values]
 
 
-def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch):
+def test_a_new_prior_shrinks_a_weight_and_the_squared_gradient_counts_as_information(monkeypatch):
+    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
+    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
+    precision = 4 + 1 + 0.1 * 4 / 1.25
+    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
+    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
     monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
     # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.
     before = posterior([2.0], [3.0], [1.0])
@@ -31,14 +36,6 @@ def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch
     after = newton_step(before, *constants([9.0], [0.0], [gradient], [1.0]))
     np.testing.assert_allclose(after.weight, [(8.0 + 4.0) / (9 + 3 + 1)], rtol=1e-6)
     np.testing.assert_allclose(after.prior, [9.0])
-
-
-def test_the_squared_gradient_counts_as_information():
-    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
-    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
-    precision = 4 + 1 + 0.1 * 4 / 1.25
-    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
-    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
 
 
 def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
