@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
-from ctr.optim.gradients import clip_by_global_norm, sum_duplicates
+from ctr.optim.gradients import sum_duplicates
 from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
@@ -150,14 +150,3 @@ def test_rows_whose_sum_is_not_finite_change_nothing():
 def test_a_table_that_is_no_matrix_is_refused():
     with pytest.raises(ValueError, match=r"tensor 0 of shape \[4\] .* allowed: matrices"):
         reference.make_core(OPTIONS, [np.zeros(4)], tables=[0])
-
-
-def test_clipping_scales_all_gradients_by_one_factor_and_keeps_their_kinds():
-    rows = tf.IndexedSlices(tf.constant([[4.0]]), tf.constant([7]))
-    clipped = clip_by_global_norm([tf.constant([3.0]), None, rows], 1.0)
-    np.testing.assert_allclose(clipped[0], [0.6], rtol=1e-6)
-    assert clipped[1] is None
-    assert isinstance(clipped[2], tf.IndexedSlices) and clipped[2].indices.numpy().tolist() == [7]
-    np.testing.assert_allclose(clipped[2].values, [[0.8]], rtol=1e-6)
-    small = clip_by_global_norm([tf.constant([3.0]), tf.constant([4.0])], 5.5)
-    assert [float(g[0]) for g in small] == pytest.approx([3.0, 4.0], rel=1e-6)

@@ -179,11 +179,11 @@ def test_without_delays_events_come_in_the_order_of_the_log(small, tmp_path):
 
 def test_a_busy_day_is_written_hour_by_hour(small, tmp_path, monkeypatch):
     # Its queries are served in several parts, and hours are written before the day is over.
-    monkeypatch.setattr(auction, "_CHUNK", 40)
+    monkeypatch.setattr(auction, "_CHUNK", 20)
     config = small(examples=400, queries_per_day=300)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
     assert counts["partitions"] == 1
-    assert counts["queries"] > 80
+    assert counts["queries"] > 60
     table = events_of(tmp_path / "events", "impressions")
     assert len(table) == counts["delivered_impressions"]
     assert (np.diff(numbers(table, "arrival_time")) >= 0).all()

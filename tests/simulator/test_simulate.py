@@ -178,7 +178,7 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(small, tmp_path):
 
 
 def test_the_base_rate_is_met(small, tmp_path):
-    changes = {"queries_per_day": 10_000, "base_ctr": 0.02, "randomized_share": 0}
+    changes = {"queries_per_day": 20_000, "base_ctr": 0.02, "randomized_share": 0}
     config = small(examples=None, days=1, **changes)
     assert simulate(config, tmp_path)["mean_probability"] == pytest.approx(0.02, rel=0.03)
 

@@ -76,7 +76,10 @@ def make(options):
     return AdafactorCore(options, list(map(tf.Variable, weights())))
 
 
-@pytest.mark.parametrize(("case", "jit"), [*((case, False) for case in CASES), ("algorithm 6", True)])
+@pytest.mark.parametrize(
+    ("case", "jit"),
+    [*((case, False) for case in CASES), pytest.param("algorithm 6", True, marks=pytest.mark.slow)],
+)
 def test_every_step_is_that_of_the_algorithms(case, jit):
     options = AdafactorOptions(**CASES[case])
     core, replays = make(options), [Replay(options, weight) for weight in weights()]
@@ -139,7 +142,12 @@ def row_history(rows, width, steps=30, seed=2):
 
 
 @pytest.mark.parametrize(
-    ("jit", "changed"), [(False, {}), (False, {"beta2": 0.9}), (True, {"decay_power": 1.0})]
+    ("jit", "changed"),
+    [
+        (False, {}),
+        (False, {"beta2": 0.9}),
+        pytest.param(True, {"decay_power": 1.0}, marks=pytest.mark.slow),
+    ],
 )
 def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed):
     options, start = AdafactorOptions(epsilon1=1e-4, **changed), np.random.default_rng(5).normal(size=(9, 4))

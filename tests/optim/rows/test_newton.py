@@ -1,7 +1,6 @@
 """Newton's steps for linear weights: against ridge regression, and what may and may not move."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,25 +102,6 @@ def test_slopes_by_forgetting_are_those_of_differences(monkeypatch):
     np.testing.assert_allclose(now.weight, [weight], rtol=1e-4)
     np.testing.assert_allclose(now.weight_slope, [(high[0] - low[0]) / 2e-4], rtol=1e-2, atol=1e-5)
     np.testing.assert_allclose(now.variance_slope, [(high[1] - low[1]) / 2e-4], rtol=1e-2, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", [0.0, 0.3])
-def test_forgetting_is_learned_from_whether_weights_drift(drift):
-    """Ids of one feature, each shown 8 times a step, whose true weights stay or walk."""
-    rng = np.random.default_rng(6)
-    ids = 30
-    table = tf.Variable(np.zeros((ids, 1), np.float32))
-    made = RowNewton(RowSetup([np.ones(1, np.float32)], [np.zeros(1, np.float32)]), [1], [2.0])
-    made.build({"t": table})
-    truth, rows = rng.normal(size=ids), list(range(ids))
-    for _ in range(150):
-        p = 1 / (1 + np.exp(-table.numpy()[:, 0]))
-        clicks = rng.binomial(8, 1 / (1 + np.exp(-truth)))
-        step(made, rows, (8 * p - clicks)[:, np.newaxis], 8 * p * (1 - p), [0] * ids)
-        truth += drift * rng.normal(size=ids) - drift**2 / 2 * truth
-    forgetting = np.exp(made.variables["forgetting/t"].numpy()[0, 0])
-    assert (forgetting > 10 * row_newton.FORGETTING) if drift else (forgetting < 2 * row_newton.FORGETTING)
 
 
 def optimizer(table, features=2, copies=1):

@@ -105,8 +105,6 @@ JAX_COMMON = {
     "diagonal_epsilon": 1e-3,
     "matrix_epsilon": 1e-2,
     "preconditioning_compute_steps": 3,
-    # With momentum its first-order steps have another one, which has no equal here.
-    "start_preconditioning_step": 0,
 }
 # What is decayed is corrected for its start here, and not there, which no graft's norm and no relative damping shows.
 JAX = {
