@@ -57,7 +57,8 @@ CASE = "momentum, decay, nesterov"
 CASES = {
     CASE: (
         [(13, 10), (7,), (5, 9), ()],
-        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01},
+        # Some roots are kept, each by its own drift.
+        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01, "roots": {"drift_bound": 0.5}},
     ),
     "eigenbases": (
         [(9, 6), (4, 4), (3,)],
@@ -166,7 +167,7 @@ def test_what_one_number_of_workers_saved_goes_on_with_another():
     resumed = run(begin=BREAK, state=merged(together(2, lambda workers: run(workers, end=BREAK))))
     assert_same_run([resumed], {name: one[name] for name in resumed if name.startswith("weight|")})
     broken = run(end=BREAK)
-    found, again = (together(3, lambda workers: run(workers, begin=BREAK, state=broken)) for _ in range(2))
+    found, again = (together(2, lambda workers: run(workers, begin=BREAK, state=broken)) for _ in range(2))
     assert_same_run(found, {name: one[name] for name in found[0] if name.startswith("weight|")})
     for own, other in zip(found, again, strict=True):
         assert all(own[name].tobytes() == value.tobytes() for name, value in other.items())

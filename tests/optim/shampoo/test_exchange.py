@@ -95,8 +95,9 @@ def test_roots_that_are_not_there_count_as_identities_at_any_step(monkeypatch):
 @pytest.mark.slow
 def test_roots_of_the_device_are_those_of_the_host():
     history = reference.drifting(SHAPES, 8, condition=30)
-    changed = {"precondition_frequency": 3, "beta2": 0.9, "dtype": tf.float32}
-    device, host = make(**changed), make(roots=SYNCHRONOUS, **changed)
+    changed = {"precondition_frequency": 3, "beta2": 0.9, "epsilon": 1e-2, "dtype": tf.float32}
+    absolute = {"damping": "absolute"}
+    device, host = make(roots=absolute, **changed), make(roots=SYNCHRONOUS | absolute, **changed)
     step = tf.function(
         lambda gradients: device.update(gradients, tf.constant(RATE), on_device=True), jit_compile=True
     )
