@@ -65,12 +65,6 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.reduce_all(tf.stack([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values] or [True]))
 
 
-def clip_by_global_norm(gradients: Sequence[Gradient], norm: float) -> list[Gradient]:
-    """Scales all gradients by one factor so that the norm of all of them is at most ``norm``."""
-    clipped, _ = tf.clip_by_global_norm(list(gradients), norm)
-    return clipped
-
-
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:

@@ -19,7 +19,7 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.losses import BatchObjective, next_duals, normalizer, slices_of
 from ctr.optim.first_order.online_bias import Calibrator
 from ctr.optim.first_order.online_newton import CalibrationStep
-from ctr.optim.gradients import all_finite, clip_by_global_norm
+from ctr.optim.gradients import all_finite
 from ctr.training.config import OptimizerConfig
 from ctr.training.experts.forward import linear_expert, tables_of
 from ctr.training.experts.learning import lesson_of
@@ -352,7 +352,7 @@ class Step:
             gradients = [
                 gradient
                 for begin in range(0, len(gradients), size)
-                for gradient in clip_by_global_norm(gradients[begin : begin + size], self._clip_norm)
+                for gradient in tf.clip_by_global_norm(gradients[begin : begin + size], self._clip_norm)[0]
             ]
         with tf.name_scope("dense_update"):
             self.state.dense_optimizer.update(gradients, rate, preconditions)

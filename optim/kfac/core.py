@@ -6,6 +6,7 @@ step, in float64; if one is not finite, the previous one stays, and it is counte
 finite is excluded from all sums, and counted.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -105,6 +106,7 @@ class Scale(NamedTuple):
         return tf.unstack(whole, axis=1)
 
 
+_LEAST_DAMPING = 1e-12
 _INVERSES = {Factors: ("left", "right"), Units: ("inverse",)}
 
 
@@ -219,8 +221,11 @@ class KfacCore:
         finite = _all_finite(sums)
         # Decompositions of other numbers may raise an error, or never end.
         sums = kind(*(tf.where(finite, part, tf.eye(part.shape[-1], dtype=part.dtype)) for part in sums))
-        there = tf.reduce_all([kfac.mean_eigenvalue(part) > 0 for part in sums])
-        damping = kfac.whole_damping(sums, self.options.damping)
+        # Of A (x) G, or of all F, it is the product.
+        means = [kfac.mean_eigenvalue(part) for part in sums]
+        there, scale = tf.reduce_all([mean > 0 for mean in means]), math.prod(means)
+        # With less damping, a decomposition in float64 could fail.
+        damping = tf.constant(max(self.options.damping, _LEAST_DAMPING), scale.dtype) * scale
         damping = tf.where(there, damping, tf.ones_like(damping))
         new = [tf.cast(inverse, self.dtype) for inverse in kfac.damped_inverses(sums, damping)]
         sound = finite & _all_finite(new)

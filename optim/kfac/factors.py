@@ -15,12 +15,9 @@ Martens, 2016). A normalization has the Fisher information F_i [2, 2] of the sca
 and the step (F_i + lambda I)^-1 grad_i.
 """
 
-import math
 from typing import NamedTuple
 
 import tensorflow as tf
-
-_LEAST_DAMPING = 1e-12
 
 
 class Factors(NamedTuple):
@@ -34,12 +31,6 @@ class Units(NamedTuple):
     """F [units, k, k] for the k parameters of a normalization: scale, shift or both."""
 
     fisher: tf.Tensor
-
-
-def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
-    """Returns the indices of every n-th of ``rows`` rows, int32, ascending: at least ``most`` of them, if possible."""
-    stride = max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
-    return tf.range(0, rows, stride)
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
@@ -67,25 +58,15 @@ def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.linalg.trace(matrices) / tf.cast(tf.shape(matrices)[-1], matrices.dtype))
 
 
-def pi(sides: Factors) -> tf.Tensor:
-    """Computes pi of eq. 3.2, scalar; 1 if a factor is zero."""
-    inputs, outputs = mean_eigenvalue(sides.inputs), mean_eigenvalue(sides.outputs)
-    defined = (inputs > 0) & (outputs > 0)
-    return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
-
-
-def whole_damping(matrices: Factors | Units, damping: float) -> tf.Tensor:
-    """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G, or of all F."""
-    scale = math.prod(map(mean_eigenvalue, matrices))
-    # With less damping, a decomposition in float64 could fail.
-    return tf.constant(max(damping, _LEAST_DAMPING), scale.dtype) * scale
-
-
 def damped_inverses(matrices: Factors | Units, damping: tf.Tensor) -> Factors | Units:
     """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, in equal shapes."""
     if isinstance(matrices, Units):
         return Units(inverse(matrices.fisher, damping))
-    root, ratio = tf.sqrt(damping), pi(matrices)
+    inputs, outputs = mean_eigenvalue(matrices.inputs), mean_eigenvalue(matrices.outputs)
+    # pi is 1 where a factor is zero.
+    defined = (inputs > 0) & (outputs > 0)
+    ratio = tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
+    root = tf.sqrt(damping)
     return Factors(inverse(matrices.inputs, root * ratio), inverse(matrices.outputs, root / ratio))
 
 

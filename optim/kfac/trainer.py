@@ -146,7 +146,10 @@ class KfacTrainer:
 
     def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors | kfac.Units]:
         options = self.core.options
-        chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
+        # Every n-th row, at least ``statistics_rows`` of them if there are so many.
+        rows, most = inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows
+        stride = max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
+        chosen = tf.range(0, rows, stride)
         run = record(self.model, tf.gather(inputs, chosen), in_training=True)
         run = run._replace(products=[product for product in run.products if product.name in self._layers])
         if options.fisher == "sampled":

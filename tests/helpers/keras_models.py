@@ -133,9 +133,9 @@ class ByHand:
     def step(self, found: list[Any], rate: float = 0.02) -> None:
         self.core.update_if_finite(found, rate)
 
-    def steps(self, count: int, change: Any = lambda found: found) -> list[np.ndarray]:
+    def steps(self, count: int) -> list[np.ndarray]:
         for step in range(count):
-            self.step(change(gradients(self.weights, step)))
+            self.step(gradients(self.weights, step))
         return self.values()
 
     def values(self) -> list[np.ndarray]:

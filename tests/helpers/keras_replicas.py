@@ -163,7 +163,7 @@ def trained(
 
 
 def resumed(
-    strategy: tf.distribute.Strategy, folder: Path, ways: Sequence[str] = tuple(WAYS)
+    strategy: tf.distribute.Strategy, folder: Path, ways: Sequence[str] = ("checkpoint", "keras")
 ) -> dict[str, dict[str, np.ndarray]]:
     """By the way ``state`` after the steps that follow those before a save of "averages"."""
     found = {}
@@ -186,21 +186,17 @@ def refused(take: Callable[[], Any]) -> np.ndarray:
 
 
 def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
-    """What so many replicas of one process come to; 2 of them before 1, and 1 before 3.
+    """What so many replicas of one process come to; 2 of them, which save, before others.
 
     Strategies of several sizes would wait for each other in one process.
     """
-    strategy, saved = mirrored(count), {size: Path(saves, f"of{size}") for size in (1, 2)}
-    made = {}
+    strategy, saved, made = mirrored(count), Path(saves, "of2"), {}
     if count == 4:
         made["averages|4 by 2"] = trained(strategy, "averages", 2)
     else:
-        made[f"averages|{count}"] = trained(strategy, "averages", save=saved.get(count))
-    for source, ways in {1: {2: ["checkpoint"]}, 2: {2: list(WAYS)}, 3: {1: ["keras"]}}.get(
-        count, {}
-    ).items():
-        for way, own in resumed(strategy, saved[source], ways).items():
-            made[f"averages|{count} from {source} by {way}"] = own
+        made[f"averages|{count}"] = trained(strategy, "averages", save=saved if count == 2 else None)
+    for way, own in resumed(strategy, saved, {1: ["checkpoint"], 2: list(WAYS)}.get(count, [])).items():
+        made[f"averages|{count} from 2 by {way}"] = own
     # Keras 3 replaces weights by their averages inside a condition, in which replicas cannot wait for each other.
     for case in ["clipped"] if IS_KERAS_3 else ["clipped", "averages in place"]:
         if count in (1, 2):

@@ -30,7 +30,6 @@ JAX = {
     "diagonal_epsilon": 1e-10,
     "matrix_epsilon": 1e-6,
     "weight_decay": 0.0,
-    "start_preconditioning_step": 5,
     "preconditioning_compute_steps": 1,
     "graft_type": "SGD",
     "nesterov": True,
@@ -124,7 +123,10 @@ def torch_replay(given, weights, history):
 
 
 def jax_replay(given, weights, history):
-    """The weights after each step; ``given`` are settings other than those of ``JAX``: block size and rate."""
+    """The weights after each step, from the first one preconditioned.
+
+    ``given`` are settings other than those of ``JAX``: block size and rate.
+    """
     c = JAX | given
     layouts, states, weights = [], [], [np.array(w) for w in weights]
     for w in weights:
@@ -135,7 +137,7 @@ def jax_replay(given, weights, history):
             {
                 "statistics": [[c["matrix_epsilon"] * np.eye(n) for n in shape] for shape in sides],
                 "roots": [[np.eye(n) for n in shape] for shape in sides],
-                **{name: np.zeros(w.shape) for name in ("diagonal", "momentum", "graft")},
+                **{name: np.zeros(w.shape) for name in ("diagonal", "momentum")},
             }
         )
     trajectory = []
@@ -172,10 +174,7 @@ def _jax_step(c, layout, state, w, gradient, count):
         direction = whole.reshape(w.shape)
     if kind != "NONE":
         direction = direction * (np.linalg.norm(graft) / (np.linalg.norm(direction) + 1e-25))
-    direction, graft = (one + c["weight_decay"] * w for one in (direction, graft))
+    direction = direction + c["weight_decay"] * w
     mu, own = c["beta1"], (1 - c["beta1"]) if c["moving_average_for_momentum"] else 1.0
-    state["momentum"] = mu * state["momentum"] + own * direction
-    state["graft"] = mu * state["graft"] + own * graft
-    is_on = count >= c["start_preconditioning_step"]
-    averaged, plain = (state["momentum"], direction) if is_on else (state["graft"], graft)
-    return w - c["learning_rate"] * (own * plain + mu * averaged if c["nesterov"] else averaged)
+    averaged = state["momentum"] = mu * state["momentum"] + own * direction
+    return w - c["learning_rate"] * (own * direction + mu * averaged if c["nesterov"] else averaged)

@@ -172,13 +172,14 @@ def replay(given, weights, history, rate, between_steps=False):
         given: ShampooOptions.
         weights: arrays, at the start.
         history: for each step the gradients, None for a weight that stays, with all that is kept of it.
-        rate: the learning rate.
+        rate: the learning rate, of all steps or of each.
         between_steps: roots come in after a step and not within it.
     """
     layers = [Layer(given, weight) for weight in weights]
     trajectory, skipped, collections = [], 0, 0
     roots, longest, decays = given.roots, given.precondition_frequency, given.beta2 < 1
     first = due = given.start_preconditioning_step if roots.first is None else roots.first
+    rates = np.broadcast_to(rate, len(history))
     for t, gradients in enumerate(history, 1):
         present = [(layer, g) for layer, g in zip(layers, gradients, strict=True) if g is not None]
         interval = longest
@@ -194,7 +195,7 @@ def replay(given, weights, history, rate, between_steps=False):
         correction = 1 - given.beta2**collections if decays else 1.0
         corrections = correction, 1 - given.beta2**t if decays else 1.0
         if between_steps:
-            _step_all(given, present, t, rate, corrections)
+            _step_all(given, present, t, rates[t - 1], corrections)
         if roots.phase is not None and first is not None:
             due = t if t == first or (t > first and t % longest == roots.phase) else None
         if t == due:
@@ -205,7 +206,7 @@ def replay(given, weights, history, rate, between_steps=False):
                 for block in layer.blocks:
                     skipped += _exchange(given, layer, block, correction, at_once)
         if not between_steps:
-            _step_all(given, present, t, rate, corrections)
+            _step_all(given, present, t, rates[t - 1], corrections)
         trajectory.append([layer.weight.copy() for layer in layers])
     return trajectory, layers, skipped
 
@@ -363,20 +364,20 @@ def make_core(settings, weights, dtype=tf.float64, **rest):
 
 
 def train(core, history, rate, compiled=False, on_device=False):
-    """The weights after each step; eager, or each step in one tf.function."""
+    """The weights after each step, of one ``rate`` or one of each step; eager, or each step in one tf.function."""
 
-    def step(gradients):
-        core.update(gradients, tf.constant(rate, tf.float64), on_device=on_device)
+    def step(gradients, rate):
+        core.update(gradients, rate, on_device=on_device)
 
     if compiled:
         step = tf.function(step)
     trajectory = []
-    for gradients in history:
+    for gradients, of_step in zip(history, np.broadcast_to(rate, len(history)), strict=True):
         tensors = [
             g if g is None or isinstance(g, tf.IndexedSlices) else tf.constant(g, weight.dtype)
             for g, weight in zip(gradients, core.weights, strict=True)
         ]
-        step(tensors)
+        step(tensors, tf.constant(of_step, tf.float64))
         trajectory.append([weight.numpy() for weight in core.weights])
     return trajectory
 

@@ -17,6 +17,7 @@ from ctr.data.ids.tables import transform_table
 from ctr.data.log import read_manifests
 from ctr.data.shards import unpack_ids
 from ctr.io.errors import InputError
+from ctr.simulator import auction
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
 from log_files import digests, rows_of
@@ -148,12 +149,11 @@ def test_a_shorter_log_and_another_seed(small, tmp_path):
     assert len(delays[0] & delays[1]) < 20
 
 
-@pytest.mark.slow
 def test_all_formats_hold_the_same_rows(small, tmp_path):
     for form in ("parquet", "csv", "jsonl"):
-        simulate(small({"format": form}, examples=600), tmp_path / "log", events=tmp_path / form)
+        simulate(small({"format": form}, examples=100), tmp_path / "log", events=tmp_path / form)
     paths = [path for kind in KINDS for path in (tmp_path / "parquet" / kind).iterdir()]
-    assert len(paths) > 20
+    assert len(paths) > 10
     for path in paths:
         name, expected = f"{path.parent.name}/{path.stem}", pq.read_table(path)
         assert pa_csv.read_csv(tmp_path / "csv" / f"{name}.csv").equals(expected)
@@ -177,13 +177,13 @@ def test_without_delays_events_come_in_the_order_of_the_log(small, tmp_path):
     assert numbers(clicked, "event_time").tolist() == (numbers(log, "timestamp")[labels] + 1).tolist()
 
 
-@pytest.mark.slow
-def test_a_busy_day_is_written_hour_by_hour(small, tmp_path):
+def test_a_busy_day_is_written_hour_by_hour(small, tmp_path, monkeypatch):
     # Its queries are served in several parts, and hours are written before the day is over.
-    config = small(examples=90_000, queries_per_day=60_000)
+    monkeypatch.setattr(auction, "_CHUNK", 20)
+    config = small(examples=400, queries_per_day=300)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
     assert counts["partitions"] == 1
-    assert counts["queries"] > 17_000
+    assert counts["queries"] > 60
     table = events_of(tmp_path / "events", "impressions")
     assert len(table) == counts["delivered_impressions"]
     assert (np.diff(numbers(table, "arrival_time")) >= 0).all()
@@ -191,10 +191,13 @@ def test_a_busy_day_is_written_hour_by_hour(small, tmp_path):
     assert np.array_equal(np.unique(numbers(table, "impression_id")), example_ids)
 
 
-@pytest.mark.slow
 def test_lost_impressions_leave_their_clicks(small, tmp_path):
     for name, lost in (("all", 0), ("lossy", 0.2)):
-        simulate(small({"lost_share": lost}), tmp_path / "log", events=tmp_path / name)
+        simulate(
+            small({"lost_share": lost}, examples=800, queries_per_day=1_000),
+            tmp_path / "log",
+            events=tmp_path / name,
+        )
     assert events_of(tmp_path / "all", "clicks").equals(events_of(tmp_path / "lossy", "clicks"))
     every, kept = (events_of(tmp_path / name, "impressions") for name in ("all", "lossy"))
     ids = numbers(every, "impression_id")
@@ -229,16 +232,12 @@ def test_the_command_writes_events(tmp_path, capsys):
     options = ["--events-format", "csv", "--set", "events.duplicate_share=0", "--set", "queries_per_day=100"]
     assert main([*command, *options]) == 1
     assert "--events-format needs --events" in capsys.readouterr().err
-    options += ["--events", str(tmp_path / "events")]
-    assert main([*command, *options]) == 0
-    assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
-    tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]
-    assert sum(map(len, tables)) == 300
-
-
-def test_hours_in_which_nothing_is_due_have_no_file(small, tmp_path):
-    # Few clicks, half of them a day late: at times all that wait are for later.
-    events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
-    config = small(events, examples=None, days=12, queries_per_day=10, base_ctr=0.05)
-    counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
-    assert counts["delivered_clicks"] == len(events_of(tmp_path / "events", "clicks")) > 0
+    # Half of the clicks come a day late: there are hours in which nothing is due, which have no file.
+    options += ["--events", str(tmp_path / "events"), "--set", "events.late_click_share=0.5"]
+    assert main([*command, *options, "--set", "events.late_click_seconds=90000"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    for kind in KINDS:
+        tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / kind).glob("*.csv")]
+        assert counts[f"delivered_{kind}"] == sum(map(len, tables))
+        assert min(map(len, tables)) > 0
+    assert counts["delivered_impressions"] == 300

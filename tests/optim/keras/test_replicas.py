@@ -43,7 +43,7 @@ def assert_agree(found, one, bits=False, exact=1e-12):
 @pytest.fixture(scope="module", params=KERAS)
 def in_one_process(request, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("replicas"), {}
-    for count in (2, 1, 3, 4) if request.param == "keras2" else (2, 1, 3):
+    for count in (2, 1, 4) if request.param == "keras2" else (2, 1):
         given = {"saves": str(folder / "saved"), "count": count}
         found |= run(1, folder / str(count), "one_process", request.param, **given)[0]
     return request.param, found
@@ -54,13 +54,12 @@ def test_replicas_that_divide_blocks_take_the_steps_of_one_also_from_what_others
     version, found = in_one_process
     one = named(found, "averages|1")
     assert one["report|nonfinite_steps"] == 1
-    for how in ["2", "3", "eager", *(["4 by 2"] if version == "keras2" else [])]:
+    for how in ["2", "eager", *(["4 by 2"] if version == "keras2" else [])]:
         assert_agree(named(found, f"averages|{how}"), one)
     two = named(found, "averages|2")
     for way in ("checkpoint", "keras", "weights"):
         assert_agree(named(found, f"averages|2 from 2 by {way}"), two, bits=True)
-    for how in ("1 from 2 by checkpoint", "3 from 1 by keras"):
-        assert_agree(named(found, f"averages|{how}"), two)
+    assert_agree(named(found, "averages|1 from 2 by checkpoint"), two)
 
 
 @pytest.mark.slow(first=1)
@@ -106,7 +105,7 @@ def test_processes_divide_blocks_and_go_on_from_what_they_saved(version, tmp_pat
         assert_agree(whole, named(one, "whole"))
         for name in (name for name in whole if name.startswith("weight")):
             assert whole[name].tobytes() == found[0][f"whole|{name}"].tobytes(), name
-        for way in ("checkpoint", "keras", "weights"):
+        for way in ("checkpoint", "keras"):
             assert_agree(named(rank, f"by {way}"), whole, bits=True)
             assert_agree(named(one, f"by {way}"), whole)
         if version == "keras2":

@@ -12,34 +12,6 @@ keras = tf.keras
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def test_the_step_is_that_of_the_product_of_two_damped_inverses():
-    rng = np.random.default_rng(0)
-    a, g, gradient = rng.normal(size=(50, 6)), rng.normal(size=(50, 4)) * 0.1, rng.normal(size=(6, 4))
-    found = kfac.Factors(tf.constant(a.T @ a / 50), tf.constant(g.T @ g / 50))
-    inverses = kfac.damped_inverses(found, tf.constant(0.3, tf.float64))
-    pi = np.sqrt((np.trace(found.inputs) / 6) / (np.trace(found.outputs) / 4))
-    assert float(kfac.pi(found)) == pytest.approx(pi, rel=1e-14)
-    left = found.inputs + pi * np.sqrt(0.3) * np.eye(6)
-    right = found.outputs + np.sqrt(0.3) / pi * np.eye(4)
-    step = kfac.precondition(inverses, tf.constant(gradient))
-    expected = np.linalg.solve(np.kron(left, right), gradient.ravel())
-    np.testing.assert_allclose(step.numpy().ravel(), expected, rtol=1e-10)
-    relative = kfac.whole_damping(found, 0.1)
-    assert float(relative) == pytest.approx(0.1 * np.trace(found.inputs) * np.trace(found.outputs) / 24)
-
-
-@pytest.mark.parametrize("positions", [1, 4])
-def test_factors_are_averages_over_rows(positions):
-    rng = np.random.default_rng(2)
-    a, g = rng.normal(size=(9, positions, 5)), rng.normal(size=(9, positions, 3))
-    found = kfac.factors(tf.constant(a), tf.constant(g), True)
-    extended = np.concatenate([a, np.ones((9, positions, 1))], axis=2)
-    # THESIS eq. 3.6 and 3.7: means over positions of the inputs, sums of the gradients.
-    inputs = np.mean([row.T @ row / positions for row in extended], axis=0)
-    np.testing.assert_allclose(found.inputs, inputs, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.outputs, np.mean([row.T @ row for row in g], axis=0), rtol=1e-12)
-
-
 def make():
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
@@ -88,7 +60,7 @@ def replay(model, options, rate, history):
                 sums[i] = tuple(
                     options.decay * o + (1 - options.decay) * n for o, n in zip(old, new, strict=True)
                 )
-        if t in (1, 5, 20) or t % options.inverse_frequency == 0:
+        if t in (1, 5) or t % options.inverse_frequency == 0:
             sides = [tuple(s / (1 - options.decay**collections) for s in pair) for pair in sums]
         for i, (a, g) in enumerate(layers):
             which = [[0, 1], [2], [3, 4]][i]
@@ -117,21 +89,14 @@ def replay(model, options, rate, history):
     return weights
 
 
-CASES = {
-    "plain": {},
-    "of every third row": {"statistics_rows": 5},
-    "averages, decay": {"momentum": 0.8, "weight_decay": 0.1, "damping": 0.3},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "jit"), [("plain", True), *((case, False) for case in list(CASES)[::-1])])
-def test_every_step_is_that_of_the_formulas(case, jit):
-    options = {"fisher": "empirical", "statistics_frequency": 2, "inverse_frequency": 6} | CASES[case]
-    model = make()
-    expected = replay(model, KfacOptions(**options), 0.05, batches(25))
-    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, jit_compile=jit, **options)
-    for one in batches(25):
+def test_every_step_is_that_of_the_formulas():
+    # Factors are of every third row.
+    options = {"fisher": "empirical", "statistics_frequency": 2, "inverse_frequency": 6, "statistics_rows": 5}
+    options |= {"momentum": 0.8, "weight_decay": 0.1, "damping": 0.3}
+    model, history = make(), batches(13)
+    expected = replay(model, KfacOptions(**options), 0.05, history)
+    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, **options)
+    for one in history:
         assert np.isfinite(float(trainer.step(*one)))
     for weight, other in zip(model.trainable_weights, expected, strict=True):
         np.testing.assert_allclose(weight.numpy(), other, rtol=1e-7, atol=1e-9)
@@ -184,34 +149,21 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted():
     np.testing.assert_array_equal(core.variables["layer0/left"].numpy(), before)
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_frozen_layers_stay():
+def test_frozen_layers_stay_and_the_learning_rate_can_be_changed_between_steps():
     model = make()
     model.layers[0].trainable = False
-    trainer = KfacTrainer(model, "binary_crossentropy", 0.05)
-    (inputs, labels), *_ = batches(1)
-    start = [weight.numpy() for weight in model.weights]
-    trainer.step(inputs, labels)
-    before = [weight.numpy() for weight in model.weights]
-    stayed = [np.array_equal(one, other) for one, other in zip(before, start, strict=True)]
-    assert stayed == [True, True, False, False, False] and trainer.core.report()["layers"] == 2
-    assert np.isnan(trainer.step(np.where(inputs > 1, np.nan, inputs), labels))
-    for weight, expected in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), expected)
-    assert (int(trainer.nonfinite_steps), int(trainer.core.step)) == (1, 1)
-    trainer.step(inputs, labels)
-    assert int(trainer.core.step) == 2
-
-
-def test_the_learning_rate_can_be_changed_between_steps():
-    model = make()
     trainer = KfacTrainer(model, "mse", 0.1)
     inputs, labels = batches(1)[0]
-    trainer.step(inputs, labels)
-    before = [weight.numpy() for weight in model.trainable_weights]
-    trainer.learning_rate = 0.0
-    trainer.step(inputs, labels)
+    weights = [[weight.numpy() for weight in model.weights]]
+    for rate in (0.1, 0.0):
+        trainer.learning_rate = rate
+        trainer.step(inputs, labels)
+        weights.append([weight.numpy() for weight in model.weights])
+    start, after, still = weights
+    stayed = [np.array_equal(one, other) for one, other in zip(after, start, strict=True)]
+    assert stayed == [True, True, False, False, False] and trainer.core.report()["layers"] == 2
     assert trainer.learning_rate == 0.0
-    assert all(np.array_equal(a, b.numpy()) for a, b in zip(before, model.trainable_weights, strict=True))
+    assert all(map(np.array_equal, after, still))
     for rate in (-1.0, float("nan"), 1e300, "0.1", None):
         with pytest.raises(ValueError, match="allowed: a number from 0 up"):
             trainer.learning_rate = rate
@@ -226,9 +178,9 @@ def test_layers_that_always_do_the_same_are_taken():
     inner = keras.Sequential([keras.layers.Lambda(lambda x: x / 2)])
     model = keras.Sequential([keras.layers.Rescaling(2.0), inner, *make().layers])
     model.build([None, 3])
-    trainer, plain = KfacTrainer(model, "mse", 0.1), KfacTrainer(make(), "mse", 0.1)
     inputs, labels = batches(1)[0]
-    np.testing.assert_allclose(trainer.step(inputs, labels), plain.step(inputs, labels), rtol=1e-6)
+    expected = np.mean((make()(inputs).numpy()[:, 0] - labels) ** 2)
+    np.testing.assert_allclose(KfacTrainer(model, "mse", 0.1).step(inputs, labels), expected, rtol=1e-6)
 
 
 def resnet_block():
@@ -331,10 +283,10 @@ def test_a_block_of_a_resnet_learns_and_a_skipped_step_moves_no_average(jit):
     assert losses[-1] < 0.75 * losses[0]
     assert trainer.core.report()["layers_ready"] == 5
     before = [weight.numpy() for weight in model.weights]
-    trainer.step(images * np.nan, labels)
+    assert np.isnan(trainer.step(images * np.nan, labels))
     for weight, expected in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), expected)
-    assert int(trainer.nonfinite_steps) == 1
+    assert (int(trainer.nonfinite_steps), int(trainer.core.step)) == (1, 25)
 
 
 def before_dense(layer):

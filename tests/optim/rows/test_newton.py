@@ -1,7 +1,6 @@
 """Newton's steps for linear weights: against ridge regression, and what may and may not move."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,12 @@ def constants(*values):
     return [tf.constant(value, tf.float32) for value in values]
 
 
-def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch):
+def test_a_new_prior_shrinks_a_weight_and_the_squared_gradient_counts_as_information(monkeypatch):
+    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
+    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
+    precision = 4 + 1 + 0.1 * 4 / 1.25
+    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
+    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
     monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
     # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.
     before = posterior([2.0], [3.0], [1.0])
@@ -31,14 +35,6 @@ def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch
     after = newton_step(before, *constants([9.0], [0.0], [gradient], [1.0]))
     np.testing.assert_allclose(after.weight, [(8.0 + 4.0) / (9 + 3 + 1)], rtol=1e-6)
     np.testing.assert_allclose(after.prior, [9.0])
-
-
-def test_the_squared_gradient_counts_as_information():
-    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
-    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
-    precision = 4 + 1 + 0.1 * 4 / 1.25
-    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
-    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
 
 
 def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
@@ -106,25 +102,6 @@ def test_slopes_by_forgetting_are_those_of_differences(monkeypatch):
     np.testing.assert_allclose(now.weight, [weight], rtol=1e-4)
     np.testing.assert_allclose(now.weight_slope, [(high[0] - low[0]) / 2e-4], rtol=1e-2, atol=1e-5)
     np.testing.assert_allclose(now.variance_slope, [(high[1] - low[1]) / 2e-4], rtol=1e-2, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", [0.0, 0.3])
-def test_forgetting_is_learned_from_whether_weights_drift(drift):
-    """Ids of one feature, each shown 8 times a step, whose true weights stay or walk."""
-    rng = np.random.default_rng(6)
-    ids = 30
-    table = tf.Variable(np.zeros((ids, 1), np.float32))
-    made = RowNewton(RowSetup([np.ones(1, np.float32)], [np.zeros(1, np.float32)]), [1], [2.0])
-    made.build({"t": table})
-    truth, rows = rng.normal(size=ids), list(range(ids))
-    for _ in range(150):
-        p = 1 / (1 + np.exp(-table.numpy()[:, 0]))
-        clicks = rng.binomial(8, 1 / (1 + np.exp(-truth)))
-        step(made, rows, (8 * p - clicks)[:, np.newaxis], 8 * p * (1 - p), [0] * ids)
-        truth += drift * rng.normal(size=ids) - drift**2 / 2 * truth
-    forgetting = np.exp(made.variables["forgetting/t"].numpy()[0, 0])
-    assert (forgetting > 10 * row_newton.FORGETTING) if drift else (forgetting < 2 * row_newton.FORGETTING)
 
 
 def optimizer(table, features=2, copies=1):

@@ -5,95 +5,15 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.optim.shampoo.division import Blocks, divide
+from ctr.optim.shampoo.division import divide
+from ctr.optim.shampoo.host import STATUS
 from ctr.optim.shampoo.layout import lay_out
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part, reshard, shard
 from thread_group import together
-
-
-@st.composite
-def divided(draw):
-    """A layout, the number of workers, and the owners of its blocks."""
-    shape = st.lists(st.integers(1, 9), max_size=3).map(tuple)
-    shapes = draw(st.lists(shape, min_size=1, max_size=4))
-    options = reference.options(block_size=draw(st.integers(1, 4)), blocking={"max_dimension": 7})
-    layout, size = lay_out(options, shapes), draw(st.integers(2, 4))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return layout, size, rng.integers(0, size, sum(stack.count for stack in layout.stacks)).tolist()
-
-
-@settings(max_examples=25)
-@given(divided())
-def test_what_workers_take_is_stacked_gathered_and_counted_as_a_whole(case):
-    layout, size, owners = case
-    tensors = {
-        index: tf.constant(np.random.default_rng(index).normal(size=tensor.shape))
-        for index, tensor in enumerate(layout.tensors)
-    }
-    alone = Blocks(layout)
-    expected = alone.stack(alone.take(tensors), tf.float64)
-    status = tf.random.stateless_normal([6, layout.matrices], [1, 1], dtype=tf.float64)
-
-    def there_and_back(workers):
-        division = Blocks(layout, workers, owners)
-        own = division.take(tensors)
-        stacked = division.stack(own, tf.float64)
-        for index, tensor in own.items():
-            assert tensor.shape == division.shape(index)
-        for index, tensor in division.unstack(stacked).items() if stacked else ():
-            np.testing.assert_array_equal(tensor, own[index])
-        for stack, found, whole in zip(division.local.stack_factors, stacked, expected, strict=True):
-            numbers = division.local.factors[stack[0]].numbers
-            np.testing.assert_array_equal(found, whole.numpy()[list(numbers)])
-        mine = division.take_status(status)
-        assert mine.shape == (6, division.local.matrices)
-        numbers = [tf.constant(1.0), tf.constant(workers.rank + 1.0)]
-        return (
-            division.gather(own),
-            division.gather_status(mine),
-            *division.reduce(tf.reduce_sum, [tf.constant([workers.rank, 1], tf.int64)]),
-            tf.stack([division.reduce(reduce, numbers) for reduce in (tf.reduce_sum, tf.reduce_max)]),
-        )
-
-    for gathered, all_status, counts, numbers in together(size, there_and_back):
-        assert gathered.keys() == tensors.keys()
-        for index, tensor in tensors.items():
-            np.testing.assert_array_equal(gathered[index], tensor)
-        np.testing.assert_array_equal(all_status, status)
-        np.testing.assert_array_equal(counts, [sum(range(size)), size])
-        np.testing.assert_array_equal(numbers, [[size, size * (size + 1) / 2], [1, size]])
-
-
-@settings(max_examples=25)
-@given(divided())
-def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
-    layout, size, owners = case
-    divisions = together(size, lambda workers: Blocks(layout, workers, owners))
-
-    def parts(name):
-        return [division.part(name) for division in divisions]
-
-    for index, tensor in enumerate(layout.tensors):
-        whole = np.random.default_rng(index).normal(size=tensor.shape)
-        name = f"tensor{index}/momentum"
-        assert (parts(name)[0] is not None) == bool(tensor.axes)
-        if tensor.axes:
-            held = [division.take({index: tf.constant(whole)})[index].numpy() for division in divisions]
-            for part, values in zip(parts(name), held, strict=True):
-                np.testing.assert_array_equal(shard(whole, part), values)
-            np.testing.assert_array_equal(reshard(list(zip(parts(name), held, strict=True))), whole)
-    for number, factor in enumerate(layout.factors):
-        cube = np.random.default_rng(number).normal(size=(factor.count, 2, 2))
-        held = [(part, shard(cube, part)) for part in parts(f"{factor.name}/root")]
-        assert [len(values) for _, values in held] == [d.local.factors[number].count for d in divisions]
-        np.testing.assert_array_equal(reshard(held), cube)
-    assert sum(division.local.matrices for division in divisions) == layout.matrices
 
 
 def test_tables_and_their_factors_stay_whole():
@@ -128,8 +48,8 @@ def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
 
 
 RATE = tf.constant(0.125, tf.float64)
-STEPS = 22
-BREAK = 13  # Between two exchanges, with roots in flight.
+STEPS = 14
+BREAK = 9  # Between two exchanges, with roots in flight.
 EXCHANGE = {"precondition_frequency": 4, "block_size": 4}
 
 CASE = "momentum, decay, nesterov"
@@ -137,7 +57,8 @@ CASE = "momentum, decay, nesterov"
 CASES = {
     CASE: (
         [(13, 10), (7,), (5, 9), ()],
-        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01},
+        # Some roots are kept, each by its own drift.
+        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01, "roots": {"drift_bound": 0.5}},
     ),
     "eigenbases": (
         [(9, 6), (4, 4), (3,)],
@@ -224,17 +145,19 @@ def assert_same_run(found, expected):
             held = sum(own[name].size for own in found)
             is_divided = name.replace("state|", "rows|") in found[0]
             assert held == value.size * (1 if is_divided else len(found)), name
-            if not name.endswith("status"):
-                whole = merged(found)[name]
+            whole = merged(found)[name]
+            if name.endswith("status"):
+                # Residuals are nothing but rounding.
+                rows = [row for row, of_matrices in enumerate(STATUS) if of_matrices != "residual"]
+                np.testing.assert_allclose(whole[rows], value[rows], rtol=1e-5, atol=1e-9)
+            else:
                 np.testing.assert_allclose(whole, value, rtol=1e-9, atol=1e-10, err_msg=name)
 
 
-SLOW = list(CASES)[3:]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[3:]]
 
 
-@pytest.mark.parametrize(
-    "case", [*list(CASES)[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.parametrize("case", [*list(CASES)[:3], *SLOW])
 def test_workers_take_the_steps_of_one_process(case):
     assert_same_run(together(3, lambda workers: run(workers, case)), run(case=case))
 
@@ -244,7 +167,7 @@ def test_what_one_number_of_workers_saved_goes_on_with_another():
     resumed = run(begin=BREAK, state=merged(together(2, lambda workers: run(workers, end=BREAK))))
     assert_same_run([resumed], {name: one[name] for name in resumed if name.startswith("weight|")})
     broken = run(end=BREAK)
-    found, again = (together(3, lambda workers: run(workers, begin=BREAK, state=broken)) for _ in range(2))
+    found, again = (together(2, lambda workers: run(workers, begin=BREAK, state=broken)) for _ in range(2))
     assert_same_run(found, {name: one[name] for name in found[0] if name.startswith("weight|")})
     for own, other in zip(found, again, strict=True):
         assert all(own[name].tobytes() == value.tobytes() for name, value in other.items())

@@ -49,12 +49,11 @@ def test_a_report_by_hand():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"beta2": 0.9},
+        {"beta2": 0.9, "epsilon": 0.125, "roots": {"damping": "absolute"}},
         {"roots": {"asynchronous": False}},
-        {"epsilon": 0.125, "roots": {"damping": "absolute"}},
         {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
     ],
-    ids=["decayed", "synchronous", "absolute", "bases"],
+    ids=["decayed, absolute", "sums, synchronous", "bases"],
 )
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
