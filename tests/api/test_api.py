@@ -173,6 +173,9 @@ def test_metrics_are_those_of_independent_computations():
     assert found["examples"] == 500 and found["queries"] == frame.page.nunique()
     assert found["auc"] == pytest.approx(roc_auc_score(frame.y, frame.p, **weights), abs=1e-3)
     assert found["logloss"] == pytest.approx(log_loss(frame.y, frame.p, **weights))
+    base_rate = np.full(len(frame), np.average(frame.y, weights=frame.w))
+    entropy = log_loss(frame.y, base_rate, **weights)
+    assert found["normalized_entropy"] == pytest.approx(found["logloss"] / entropy)
     ratio = (frame.p * frame.w).sum() / (frame.y * frame.w).sum()
     assert found["calibration_ratio"] == pytest.approx(ratio)
     pages = [

@@ -67,7 +67,7 @@ def test_a_wide_band_leaves_the_course_to_be_seen():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("hours", [1e-4, 0.045, 2, 2.7, 30, 62, 97, 24 * 20, 24 * 300, 24 * 900, 24 * 9000])
+@pytest.mark.parametrize("hours", [1e-4, 2.7, 62, 24 * 20, 24 * 900, 24 * 9000])
 def test_any_stretch_of_time_has_a_few_ticks(hours):
     x = (1_767_571_200_000_000 + np.arange(3) * int(hours * 1.8e9)).astype("datetime64[us]")
     figure = figures.courses("AUC", [Line(x, Y)])
