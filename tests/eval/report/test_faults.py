@@ -31,10 +31,6 @@ def write_run(rows, tmp_path):
     return write
 
 
-def words_of_faults(*runs: Path) -> str:
-    return words_of(section_of(report_context(runs), "Faults"))
-
-
 def test_each_fault_has_its_line(write_run):
     run = write_run(
         "faulty",
@@ -46,7 +42,8 @@ def test_each_fault_has_its_line(write_run):
         nonfinite_predictions=1234,
         shampoo=ROOTS,
     )
-    words = words_of_faults(run)
+    clean = write_run("clean", left_out_rows=0, shampoo={**ROOTS, "failed": 0})
+    words = words_of(section_of(report_context([clean, run]), "Faults"))
     for expected in (
         "label: 2",
         "ids: 1",
@@ -58,8 +55,7 @@ def test_each_fault_has_its_line(write_run):
     ):
         assert expected in words, expected
     assert "roots that were lost" not in words
-    clean = write_run("clean", left_out_rows=0, shampoo={**ROOTS, "failed": 0})
-    assert words_of_faults(clean, run).count("clean: no faults.") == 1
+    assert words.count("clean: no faults.") == 1
     assert "Faults" not in [section.title for section in report_context([clean]).sections]
 
 

@@ -48,15 +48,6 @@ def test_names_of_runs_have_signs_and_empty_tables_are_left_out():
     assert signs == [("●", "run"), ("■", "b")] and html.count("</span>") == 2 and "by time" not in html
 
 
-def test_less_than_two_points_are_no_course():
-    def course(*values):
-        lines = [Line(np.arange(len(one)), np.array(one, np.float64)) for one in values]
-        return figures.courses("AUC", lines)
-
-    assert course([1, 2]) and course([np.nan, np.nan], [1, 2])
-    assert course([1, np.nan]) is course([1], [2]) is course() is None
-
-
 def test_a_wide_band_leaves_the_course_to_be_seen():
     y = np.array([0.6, 0.62, 0.61, 0.63, 0.6])
     low, high = y - 0.05, y + 0.05

@@ -11,7 +11,7 @@ import pytest
 from ctr.cli import main
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.report import render_report, report_context, write_report
-from ctr.eval.report.courses import baseline_loglosses, point_starts
+from ctr.eval.report.courses import baseline_loglosses
 from ctr.eval.report.page import is_page
 from ctr.eval.report.sentences import what_was_learned, worst_slice
 from ctr.eval.run_files import read_run, read_timeline
@@ -208,19 +208,6 @@ def test_a_log_without_queries_is_drawn_by_auc(rows, tmp_path):
     assert "PerQueryAUC" not in figures_of(page_of(run))
     worse = write_run(tmp_path / "worse", alone, predict(rows, 1, 0.2), windows=12, config={"a": 1})
     assert page_of(run, worse).verdict[0].startswith("worse is worse than run: AUC -")
-
-
-def test_points_of_a_course_have_some_size():
-    early = [64, 64, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 24372]
-    for later in (0, 3, 30, 100, 1000):
-        sizes = np.array([*early, *[50_000] * later, *[700] * (later > 0)], np.int64)
-        starts = point_starts(sizes)
-        points = np.add.reduceat(sizes, starts)
-        assert starts[0] == 0 and points.sum() == sizes.sum() and len(points) <= 102
-        assert points.min() >= min(sizes.sum() / 50, 12_000)
-    # Also a small log has enough points, none of a few rows.
-    small = np.add.reduceat(np.full(40, 64), point_starts(np.full(40, 64)))
-    assert 5 <= len(small) <= 6 and small.min() >= 300
 
 
 def test_the_first_sentence_says_what_was_learned(runs):
