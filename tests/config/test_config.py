@@ -44,6 +44,8 @@ def refusal(content: object, model: type[StrictModel] = Outer) -> str:
 
 MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "partition": "1d"}
 FEATURE = {"name": "a", "kind": "category", "source": "a", "buckets": 9}
+NO_LAYERS = {"crosses": {"layers": 0}, "deep": {"units": []}}
+LINEAR = {"experts": ["linear", "pairs"]}
 FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (Outer, {"cuont": 2}, "cuont: unknown key; allowed: count, inner, maybe, needed, on, sizes, widths"),
     (Outer, {"inner": {"raet": 2}}, "inner.raet: unknown key; allowed: mode, rate"),
@@ -67,6 +69,16 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"method": {"kind": []}}}}}, r"method: .* 'diagonal' or"),
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}}, r"grafting: .*: adagrad, s"),
     (TrainConfig, {"jit": "maybe"}, "jit: 'maybe' .*'auto', True or False"),
+    # Experts that do not fit other keys.
+    (TrainConfig, {"model": {"experts": []}}, "experts must name linear or network"),
+    (TrainConfig, {"model": {"experts": ["pairs"]}}, "experts must name linear or network"),
+    (TrainConfig, {"model": {"experts": ["linear", "trees"]}}, "'trees' is not allowed: .*'network' or 'pairs'"),
+    (TrainConfig, {"model": {"factorized": {}, "experts": "all"}}, "^model.experts"),
+    (TrainConfig, {"model": {"experts": ["network"], **NO_LAYERS}}, "network needs crosses or deep layers"),
+    (TrainConfig, {"model": {"factorized": {}, **NO_LAYERS}}, "network needs crosses or deep layers"),
+    (TrainConfig, {"model": {**LINEAR, "factorized": {}}}, "factorized needs the expert network"),
+    (TrainConfig, {"model": {**LINEAR, "ensemble": {"components": 2}}}, "components above 1 needs the expert"),
+    (TrainConfig, {"model": {**LINEAR, "pooling": {"tags": "target"}}}, "pooling.tags needs the expert network"),
     (TrainConfig, {"export": None, "checkpoint": None}, "checkpoint: None "),
     (TrainConfig, {"skip": [[5, 9], [7, 7]]}, r"skip: .*\[7, 7\] is not a range of rows; allowed: 0 <= first < end"),
     # Of a choice of groups one bad feature is one fault, with the keys of its kind.
@@ -226,49 +238,6 @@ def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, see
 def test_batches_begin_with_one_row_where_many_share_a_call(content, expected):
     batch = parse_model(TrainConfig, content, "test").batch
     assert (batch.growth, batch.least) == expected
-
-
-NO_LAYERS = {"crosses": {"layers": 0}, "deep": {"units": []}}
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"experts": []}, "experts must name linear or network"),
-        ({"experts": ["pairs"]}, "experts must name linear or network"),
-        (
-            {"experts": ["linear", "trees"]},
-            "'trees' is not allowed: Input should be 'linear', 'network' or 'pairs'",
-        ),
-        ({"factorized": {}, "experts": "all"}, "config: model.experts"),
-        ({"experts": ["network"], **NO_LAYERS}, "experts: network needs crosses or deep layers"),
-        ({"experts": ["linear", "pairs"], "factorized": {}}, "factorized needs the expert network"),
-        ({"factorized": {}, **NO_LAYERS}, "experts: network needs crosses or deep layers"),
-        (
-            {"experts": ["linear"], "ensemble": {"components": 2}},
-            "ensemble.components above 1 needs the expert",
-        ),
-        ({"experts": ["linear"], "pooling": {"tags": "target"}}, "pooling.tags needs the expert network"),
-    ],
-    ids=str,
-)
-def test_experts_that_do_not_fit_other_keys_are_refused(model, message):
-    with pytest.raises(InputError, match=re.escape(message)) as error:
-        parse_model(TrainConfig, {"model": model}, "config")
-    assert "\n" not in str(error.value)
-
-
-RANKING: dict[str, Any] = {"ranking": {"trains": "outside_embeddings", "setup": "multi_task"}}
-
-
-@pytest.mark.parametrize(
-    "objective", [RANKING, {"distillation": {"teacher": "t"}}, {"labels": {"sale": {}}}], ids=str
-)
-def test_no_objective_leaves_out_an_expert(objective):
-    every = ("linear", "network", "pairs")
-    config = parse_model(TrainConfig, {"objective": objective, "model": {"experts": every}}, "config")
-    assert config.model.experts == every
-    assert parse_model(TrainConfig, {"objective": objective}, "config").model.experts == "auto"
 
 
 @pytest.mark.parametrize(

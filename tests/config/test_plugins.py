@@ -88,44 +88,44 @@ def log(installed, tmp_path_factory):
     return folder
 
 
-def train(log, out, **changes):
+def train(log, out, *options, **changes):
     path = out.parent / f"{out.name}.yaml"
     path.write_text(yaml.safe_dump({**CONFIG, **changes}))
-    return main(["train", str(log / "log"), "--config", str(path), "--out", str(out), "--quiet"])
+    return main(["train", str(log / "log"), "--config", str(path), "--out", str(out), "--quiet", *options])
 
 
-def weights_of(run):
-    arrays, _ = read(run / "checkpoints")
-    return arrays
+@pytest.fixture(scope="module")
+def trained(installed, log):
+    """A folder with a run by plug-ins and its export."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(installed)
+        assert train(log, log / "run") == 0
+        assert main(["export", str(log / "run"), "--out", str(log / "models"), "--quiet"]) == 0
+    return log
 
 
-def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, log, tmp_path, capsys):
-    assert train(log, tmp_path / "run") == 0
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, trained, tmp_path):
+    run, again = trained / "run", tmp_path / "again"
+    environment = json.loads((run / "environment.json").read_text())
     assert environment["versions"]["ctr-plugin-example"] == "0.1"
-    windows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    windows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # Its ramp begins after 100 examples.
     assert all(window["loss_extra_focal"] > 0 for window in windows[1:])
     # From an earlier checkpoint the same bits again.
-    again = tmp_path / "again"
-    shutil.copytree(tmp_path / "run", again)
-    checkpoints = sorted((again / "checkpoints").iterdir())
-    for folder in checkpoints[1:]:
+    shutil.copytree(run, again)
+    for folder in sorted((again / "checkpoints").iterdir())[1:]:
         shutil.rmtree(folder)
-    for name in ("summary.json",):
-        (again / name).unlink()
-    assert train(log, again) == 0
-    expected = weights_of(tmp_path / "run")
-    found = weights_of(again)
+    (again / "summary.json").unlink()
+    assert train(trained, again) == 0
+    (expected, _), (found, _) = (read(folder / "checkpoints") for folder in (run, again))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    # Exported, single rows are scored as many are.
-    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "models"), "--quiet"]) == 0
+    # Single rows are scored as many are.
     rows = {
         "user": [f"u{n % 20}" for n in range(40)],
         "page": [f"HTTP://site{n % 7}.com?{n}" for n in range(40)],
     }
-    scorer = Scorer(tmp_path / "models")
+    scorer = Scorer(trained / "models")
     many = scorer.predict(rows)
     few = [
         float(scorer.predict({key: value[n : n + 1] for key, value in rows.items()})[0]) for n in range(40)
@@ -137,33 +137,24 @@ def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, log, tm
     assert one == other
 
 
-def test_what_is_not_installed_is_named_in_one_line(plugin, log, tmp_path, monkeypatch, capfd):
-    assert train(log, tmp_path / "run", objective={}) == 0
-    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "models"), "--quiet"]) == 0
+def test_what_is_not_installed_is_named_in_one_line(trained, tmp_path, capfd):
     capfd.readouterr()
-    monkeypatch.undo()
+    (tmp_path / "network.yaml").write_text(yaml.safe_dump({"model": CONFIG["model"]}))
     rule = "the rule of columns host is a plug-in that no installed package has; none is installed"
     network = "the network gated_layer is a plug-in that no installed package has; none is installed"
-    commands = {
-        ("train", log / "log", "--out", tmp_path / "other"): rule,
-        ("train", log / "log", "--config", tmp_path / "run.yaml", "--out", tmp_path / "run"): network,
-        ("export", tmp_path / "run", "--out", tmp_path / "again"): network,
-        (
-            "ingest",
-            "table",
-            log / "rows.csv",
-            "--mapping",
-            log / "mapping.yaml",
-            "--out",
-            tmp_path / "log",
-        ): rule,
-    }
-    for command, message in commands.items():
+    loss = "the loss focal is a plug-in that no installed package has; none is installed"
+    out, table = tmp_path / "out", trained / "rows.csv"
+    for command, message in (
+        (("train", trained / "log", "--out", out), rule),
+        (("train", trained / "log", "--config", tmp_path / "network.yaml", "--out", out), network),
+        (("export", trained / "run", "--out", out), loss),
+        (("ingest", "table", table, "--mapping", trained / "mapping.yaml", "--out", out), rule),
+    ):
         assert main([*map(str, command)]) == 1
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) <= 2 and message in lines[0], lines
     with pytest.raises(InputError, match="rule of columns host is a plug-in that no installed"):
-        Scorer(tmp_path / "models")
+        Scorer(trained / "models")
 
 
 @pytest.mark.parametrize(
@@ -286,17 +277,16 @@ def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "status"), [(8, "taken"), (9, "fresh")])
-def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, tmp_path, width, status):
+def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, tmp_path):
     assert train(log, tmp_path / "old", time_range={"end": "2020-09-13T12:36:40Z"}) == 0
-    path = tmp_path / "new.yaml"
-    model = {**CONFIG["model"], "network": {"gated_layer": {"width": width}}}
-    path.write_text(yaml.safe_dump({**CONFIG, "model": model}))
-    command = ["train", str(log / "log"), "--config", str(path), "--init-from", str(tmp_path / "old")]
-    assert main([*command, "--out", str(tmp_path / "new"), "--quiet"]) == 0
-    started = json.loads((tmp_path / "new" / "init_from.json").read_text())
-    found = {entry["name"]: entry["status"] for entry in started["table"] if "network/" in entry["name"]}
-    assert found == dict.fromkeys((f"quality/network/{name}" for name in ("values", "bias", "gates")), status)
+    for width, status in ((8, "taken"), (9, "fresh")):
+        model = {**CONFIG["model"], "network": {"gated_layer": {"width": width}}}
+        new = tmp_path / f"new-{width}"
+        assert train(log, new, "--init-from", str(tmp_path / "old"), model=model) == 0
+        table = json.loads((new / "init_from.json").read_text())["table"]
+        found = {entry["name"]: entry["status"] for entry in table if "network/" in entry["name"]}
+        names = (f"quality/network/{name}" for name in ("values", "bias", "gates"))
+        assert found == dict.fromkeys(names, status)
 
 
 RULE = """
@@ -315,49 +305,19 @@ class First(ColumnRule):
     def of_text(self, text):
         {body}
 """
-FAULTS = {
-    "a misspelt key": (
-        "",
-        "return text",
-        {"lenght": 1},
-        "first: lenght: unknown key; allowed: length; did you mean length?",
-    ),
-    "an import that raises": (
-        "1 / 0",
-        "pass",
-        {},
-        "the rule of columns first of hosts cannot be imported: ZeroDivisionError: division by zero",
-    ),
-    "an import that ends the process": (
-        "sys.exit()",
-        "pass",
-        {},
-        "the rule of columns first of hosts cannot be imported: SystemExit",
-    ),
-    "a value that it cannot take": (
-        "",
-        "return text[7]",
-        {},
-        "column page: the rule hosts.First fails for '/a': IndexError: string index out of range",
-    ),
-    "a value that is no text": (
-        "",
-        "return 7",
-        {},
-        "column page: the rule hosts.First makes 7 of '/a'; a text is required",
-    ),
-    "a value at which it ends the process": (
-        "",
-        "sys.exit(0)",
-        {},
-        "column page: the rule hosts.First fails for '/a': SystemExit: 0",
-    ),
-}
+# What stands before the rule and in it, the keys that it is given, and what is said.
+FAULTS = [
+    ("", "return text", {"lenght": 1}, "first: lenght: unknown key; allowed: length; did you mean length?"),
+    ("1 / 0", "pass", {}, "first of hosts cannot be imported: ZeroDivisionError: division by zero"),
+    ("sys.exit()", "pass", {}, "the rule of columns first of hosts cannot be imported: SystemExit"),
+    ("", "return text[7]", {}, "column page: the rule hosts.First fails for '/a': IndexError: string index"),
+    ("", "return 7", {}, "column page: the rule hosts.First makes 7 of '/a'; a text is required"),
+    ("", "sys.exit(0)", {}, "column page: the rule hosts.First fails for '/a': SystemExit: 0"),
+]
 
 
-@pytest.mark.parametrize("case", FAULTS)
-def test_a_faulty_plugin_is_named_in_one_line(tmp_path, monkeypatch, capfd, case):
-    before, body, keys, fault = FAULTS[case]
+@pytest.mark.parametrize(("before", "body", "keys", "fault"), FAULTS)
+def test_a_faulty_plugin_is_named_in_one_line(tmp_path, monkeypatch, capfd, before, body, keys, fault):
     package = tmp_path / "lib"
     (package / "hosts-1.0.dist-info").mkdir(parents=True)
     (package / "hosts-1.0.dist-info/METADATA").write_text(

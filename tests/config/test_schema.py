@@ -44,49 +44,6 @@ def is_taken(kind: str, content: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_the_files_of_the_project_and_what_a_run_writes_are_valid(kind, capsys, root):
-    assert main(["config", "--kind", kind, "--schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    Draft202012Validator.check_schema(schema)
-    assert (schema.pop("$id"), schema.pop("title")) == (f"urn:clicktrain:config:{kind}", f"clicktrain {kind}")
-    assert schema == schema_of(kind).schema
-    model = config_model(kind)
-    files: list[Any] = [{}, {"examples": 100}]
-    for path in (*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")):
-        with contextlib.suppress(yaml.YAMLError):
-            files.append(yaml.safe_load(path.read_text()))
-    taken = [content for content in files if is_taken(kind, content)]
-    assert taken
-    for content in taken:
-        for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
-            assert refused_by_schema(kind, part) == []
-
-
-def keys_below(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every key of a file, by the group that it is in."""
-    groups = {"": schema, **schema.get("$defs", {})}
-    return {
-        f"{of}.{key}": node for of, one in groups.items() for key, node in one.get("properties", {}).items()
-    }
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_an_editor_finds_the_meaning_the_values_and_the_default_of_every_key(kind):
-    schema = json_schema(config_model(kind))
-    required = {
-        f"{of}.{key}"
-        for of, one in {"": schema, **schema["$defs"]}.items()
-        for key in one.get("required", ())
-    }
-    for name, node in keys_below(schema).items():
-        assert node.get("description"), name
-        assert {"type", "enum", "const", "anyOf", "oneOf", "$ref"} & node.keys(), name
-        # A preset has no default: without it, the keys beside it hold.
-        assert name in required or {"default", "const"} & node.keys() or name.endswith(".preset"), name
-
-
 def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
     out = tmp_path / "schemas"
     for _ in range(2):
@@ -94,27 +51,18 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
         assert main(["config", "--schema", "--out", str(out)]) == 0
     assert capfd.readouterr().out.split() == 2 * [str(out / f"{kind}.schema.json") for kind in CONFIGS]
     schemas = {kind: json.loads((out / f"{kind}.schema.json").read_text()) for kind in CONFIGS}
-    assert len({schema["$id"] for schema in schemas.values()}) == len(CONFIGS)
-    # What each shipped file is, by where it lies; the last place that fits counts.
-    kinds = {
-        "examples/replay": "experiment",
-        "examples/replay/simulated.yaml": "train",
-        "examples/replay/mind.yaml": "train",
-        "examples/replay/world.yaml": "simulator",
-        "examples/replay/interests.yaml": "simulator",
-        "examples/search": "search",
-        "examples/events": "events",
-        "examples/mind": "mapping",
-        "examples/histories": "mapping",
-        "examples/factory-floor": "train",
-        "examples/factory-floor/events.yaml": "events",
-        "examples/factory-floor/sampling.yaml": "sampling",
-        "ctr/data/formats": "mapping",
-    }
+    for kind, schema in schemas.items():
+        assert main(["config", "--kind", kind, "--schema"]) == 0
+        assert json.loads(capfd.readouterr().out) == schema
+        assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+        assert (schema["$id"], schema["title"]) == (f"urn:clicktrain:config:{kind}", f"clicktrain {kind}")
+        Draft202012Validator.check_schema(schema)
+        assert {**schema_of(kind).schema, "$id": schema["$id"], "title": schema["title"]} == schema
+    # Each shipped file is one of them, with the dates of YAML as texts.
+    checked = [Draft202012Validator(schema) for schema in schemas.values()]
     files = {name: content for name, content in documents(root).items() if "/docs/" not in name}
     for name, content in files.items():
-        kind = [kind for place, kind in kinds.items() if name.startswith(str(root / place))][-1]
-        Draft202012Validator(schemas[kind]).validate(to_jsonable_python(content))
+        assert any(one.is_valid(to_jsonable_python(content)) for one in checked), name
     assert len(files) > 20
     (out / "notes.txt").touch()
     assert main(["config", "--schema", "--out", str(out)]) == 1
@@ -134,12 +82,14 @@ def documents(root: Path) -> dict[str, Any]:
     return {name: parse_yaml(text) for name, text in found.items()}
 
 
-def test_the_schemas_take_every_example(root):
+def test_the_schemas_take_every_example_and_what_a_run_writes_of_it(root):
     taken = []
-    for name, content in documents(root).items():
+    for name, content in {**documents(root), "nothing": {}, "a size": {"examples": 100}}.items():
         kinds = [kind for kind in CONFIGS if is_taken(kind, content)]
         taken += kinds
-        assert [kind for kind in kinds if refused_by_schema(kind, content)] == [], name
+        for kind in kinds:
+            written = yaml.safe_load(dump_yaml(parse_model(config_model(kind), content, kind)))
+            assert refused_by_schema(kind, content) == refused_by_schema(kind, written) == [], (name, kind)
     assert len(taken) > 30 and {*taken} == {*CONFIGS}
 
 
@@ -159,9 +109,8 @@ def file_with(path: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "search"])
-@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["a third", "all"])
-def test_the_schema_takes_every_value_that_is_taken(kind, share):
-    """``share``: of each key every third value, another third in turn; or all of them."""
+def test_the_schema_takes_every_value_that_is_taken(kind):
+    """Of each key every third value, another third in turn."""
     # What pydantic makes of a text, a truth value or a number in a choice of types.
     loose = {
         "batch.growth",
@@ -173,7 +122,7 @@ def test_the_schema_takes_every_value_that_is_taken(kind, share):
     }
     agreed = compared = 0
     for number, row in enumerate(key_rows(config_model(kind))):
-        for value in VALUES[number % share :: share]:
+        for value in VALUES[number % 3 :: 3]:
             content = file_with(row["key"], value)
             taken, valid = is_taken(kind, content), schema_of(kind).is_valid(content)
             agreed, compared = agreed + (taken == valid), compared + 1

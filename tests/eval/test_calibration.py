@@ -106,6 +106,13 @@ def test_each_slice_has_the_calibration_the_logloss_and_the_auc_of_its_rows(make
         # From bins of 1/16 logit.
         wanted = roc_auc(rows.label, rows.logit, rows.weight)
         assert row["auc"] == pytest.approx(wanted, abs=0.01, nan_ok=True)
+    # The same by id from 0 on, with replicates; an id without rows is undefined.
+    weight, estimate, relative = state.estimate(12)
+    found = np.array([weight, estimate.point, *estimate.interval(), relative.point]).T
+    expected = table.set_index("id").reindex(range(12))
+    expected["relative"] = expected["bias"] / expected["mean_prediction"]
+    columns = ["weight", "bias", "ci95_low", "ci95_high", "relative"]
+    np.testing.assert_allclose(found, expected[columns].fillna({"weight": 0}), rtol=1e-12, atol=1e-12)
 
 
 def test_the_bins_of_a_slice_reach_from_minus_8_to_8():
@@ -151,23 +158,3 @@ def test_slices_by_any_64_bits_are_those_by_small_ids(make_log):
     pd.testing.assert_frame_equal(found.drop(columns="id"), wanted.drop(columns="id"), rtol=1e-12)
     again = SliceCalibration.from_arrays(by_print.to_arrays())
     pd.testing.assert_frame_equal(again.result(), found)
-
-
-def test_the_estimate_of_slices_is_their_table_with_replicates(make_log):
-    log = make_log(5)
-    state = SliceCalibration()
-    ids = make_slices(log, 9) - 2
-    state.update(scored_rows(*log.columns()), ids)
-    table = state.result().set_index("id")
-    weight, estimate, relative = state.estimate(8)
-    low, high = estimate.interval()
-    for index in range(8):
-        if index in table.index:
-            found = [weight[index], estimate.point[index], low[index], high[index]]
-            wanted = table.loc[index, ["weight", "bias", "ci95_low", "ci95_high"]]
-            np.testing.assert_allclose(found, wanted.to_numpy(float), atol=1e-12)
-            of_predictions = table.loc[index, "bias"] / table.loc[index, "mean_prediction"]
-            assert relative.point[index] == pytest.approx(of_predictions, rel=1e-12)
-        else:
-            assert weight[index] == 0 and np.isnan([estimate.point[index], relative.point[index]]).all()
-    assert (table.index < 0).any() and 7 not in table.index

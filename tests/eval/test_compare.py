@@ -41,7 +41,7 @@ def test_columns_say_how_b_differs_from_a(make_log):
     # Noise on the logits spoils ranking and loss, beyond chance on a log of this size.
     assert table.loc[["auc", "per_query_auc"], "ci95_high"].max() < 0
     assert table.loc[["logloss", "normalized_entropy"], "ci95_low"].min() > 0
-    assert table.loc[ranking, "significant"].all()
+    assert table.loc[ranking, "significant"].all() and set(table.loc[ranking, "verdict"]) == {"worse"}
 
 
 def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log):
@@ -103,6 +103,7 @@ def test_no_relative_change_of_a_bias_that_may_be_zero(make_log):
     table = compare(calibrated, other)
     assert np.isnan(table.loc["calibration_bias", "relative_percent"])
     assert table.loc["calibration_bias", "significant"]
+    assert table.loc["calibration_bias", "verdict"] == "differs"
     backwards = compare(other, calibrated)
     assert backwards.loc["calibration_bias", "relative_percent"] == pytest.approx(100, abs=0.1)
 

@@ -2,14 +2,12 @@ import math
 
 from ctr.eval.display import (
     Number,
-    aligned,
     amount,
     decimals_for,
     fixed,
     interval,
     percent,
     times,
-    verdict,
 )
 
 
@@ -45,26 +43,6 @@ def test_digits_follow_the_interval():
         (-math.inf, math.inf, 5),
     ):
         assert decimals_for(low, high) == decimals
-
-
-def test_a_difference_is_better_worse_or_not_significant():
-    for metric, difference, significant, words in (
-        ("auc", 0.1, True, "better"),
-        ("auc", -0.1, True, "worse"),
-        ("logloss", 0.1, True, "worse"),
-        ("normalized_entropy", -0.1, True, "better"),
-        ("calibration_bias", 0.1, True, "differs"),
-        ("per_query_auc", 0.1, False, "not significant"),
-        ("per_query_auc", 0.1, None, "no interval"),
-    ):
-        assert verdict(metric, difference, significant) == words
-
-
-def test_columns_stand_under_one_another():
-    assert aligned([["", "a", "b"], ["long name", "1", "22.5"]]) == [
-        "           a     b",
-        "long name  1  22.5",
-    ]
 
 
 def test_a_number_has_its_interval_in_a_table():

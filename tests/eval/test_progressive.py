@@ -1,4 +1,5 @@
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,43 @@ def test_the_heaviest_slices_are_listed_and_all_are_counted(make_log):
     assert set(heaviest[0]) == means | {"bias_ci95", "calibration_ratio_ci95", "logloss_ci95"}
     biases = [row["bias"] * row["weight"] for row in summary["position"]["heaviest"]]
     assert sum(biases) / log.weight.sum() == pytest.approx(metrics.calibration.result())
+
+
+GOOD: dict[str, Any] = {
+    "label": np.array([0, 1, 0]),
+    "logit": np.array([0.5, -0.5, 2.0], np.float32),
+    "weight": np.array([1.0, 0.0, 2.0]),
+    "query_id": np.array([7, 3, 7]),
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("label", [0, 2, 0], "label must hold 0 or 1, got 2 at row 1"),
+        ("label", [0.5, 1, 0], "label must hold 0 or 1, got 0.5 at row 0"),
+        ("logit", [0, 1, np.nan], "logit must hold finite numbers, got nan at row 2"),
+        ("logit", [[0, 1, 2]], "logit must be one-dimensional, got shape (1, 3)"),
+        ("weight", [1, -1e-9, 1], "weight must hold finite numbers of at least 0, got -1e-09 at row 1"),
+        ("weight", [np.inf, 1, 1], "weight must hold finite numbers of at least 0, got inf at row 0"),
+        ("query_id", np.array([1, 2, 3], np.uint64), "query_id must be int64, got uint64"),
+        ("query_id", [1, 2], "columns must have one length, got label 3, logit 3, weight 3, query_id 2"),
+    ],
+)
+def test_bad_columns_are_refused_in_one_line(column, values, message):
+    metrics = ProgressiveMetrics()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        metrics.update(**(GOOD | {column: values}))
+    assert metrics.headline() == ProgressiveMetrics().headline()
+
+
+def test_labels_are_of_any_type():
+    found = []
+    for dtype in (bool, np.int8, np.uint8, np.float32, object):
+        metrics = ProgressiveMetrics()
+        metrics.update(**(GOOD | {"label": np.array([0, 1, 1]).astype(dtype)}))
+        found.append(metrics.headline())
+    assert found[0]["examples"] == 3 and found[0]["queries"] == 2 and found == found[:1] * 5
 
 
 def test_misuse_is_refused_in_one_line(make_log):

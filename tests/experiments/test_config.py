@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ctr.experiments.calls import Call
-from ctr.experiments.config import changed, merged, read_experiment
+from ctr.experiments.config import read_experiment
 from ctr.experiments.plan import Plan, read_plan
 from ctr.experiments.planning import Calls, make_plan
 from ctr.io.errors import InputError
@@ -254,18 +254,6 @@ def test_refused_in_one_line_that_names_the_key(plan_of, tmp_path, changes, line
     assert text.startswith(f"experiment {tmp_path / 'experiment.yaml'}: ")
     assert line in text
     assert "\n" not in text
-
-
-def test_groups_are_merged_and_dotted_keys_replace():
-    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": {"e": 5}}) == {
-        "a": {"b": 4, "c": 2},
-        "d": {"e": 5},
-    }
-    content = {"a": {"b": {"c": 1, "d": 2}}, "e": None}
-    assert changed(content, {"a.b.c": 3, "e.f": 4}) == {"a": {"b": {"c": 3, "d": 2}}, "e": {"f": 4}}
-    assert changed(content, {"a.b": {"c": 3}}) == {"a": {"b": {"c": 3}}, "e": None}
-    assert changed(content, {"a": 1, "a.b": 2}) == {"a": {"b": 2}, "e": None}
-    assert content == {"a": {"b": {"c": 1, "d": 2}}, "e": None}
 
 
 def test_slices_are_described_in_words(plan_of):

@@ -29,6 +29,7 @@ STEPS = 3
 CANDIDATE = Shape(
     deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}
 )
+LARGEST = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
 
 
 def make_config(linear_rule: str = "auto", **model: Any) -> TrainConfig:
@@ -119,9 +120,8 @@ def test_what_is_masked_does_not_move(linear_rule):
 @pytest.mark.slow
 def test_several_learners_move_weights_by_the_mean_of_their_gradients():
     config, sources = make_config(), passed_over([(6,), (0, 5)])
-    largest = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
     found, logits = [], []
-    for chosen in ([CANDIDATE], [largest], [CANDIDATE, largest]):
+    for chosen in ([CANDIDATE], [LARGEST], [CANDIDATE, LARGEST]):
         state = make_state(config, sources)
         before = {name: variable.numpy() for name, variable in state.variables().items()}
         result = learn(state, config, *chosen, steps=1)
@@ -143,7 +143,6 @@ def test_several_learners_move_weights_by_the_mean_of_their_gradients():
     assert not np.array_equal(logits[2], logits[1])
 
 
-LARGEST = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
 SHAMPOO: dict[str, Any] = {
     "preconditioned_from_rows": 1,
     "shampoo": {
@@ -179,12 +178,8 @@ def steps_by_hand(gradients: list[np.ndarray], initial: float) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("learners", "moves_masked"),
-    [
-        ([[CANDIDATE]] * STEPS, False),
-        ([[CANDIDATE, LARGEST]] * STEPS, False),
-        ([[LARGEST], [CANDIDATE]], True),
-    ],
-    ids=["a candidate alone", "beside the largest", "after the largest"],
+    [([[CANDIDATE]] * STEPS, False), ([[LARGEST], [CANDIDATE]], True)],
+    ids=["a candidate alone", "after the largest"],
 )
 def test_shampoo_of_masked_gradients_is_that_of_the_units_that_are_there(learners, moves_masked):
     configs = [
@@ -230,4 +225,4 @@ def test_shampoo_of_masked_gradients_is_that_of_the_units_that_are_there(learner
         assert checked >= 3
         mask = chosen[0]["columns/quality/deep_0/w"] == 0
         moved = before["quality/deep_0/w"] - state.weights["quality/deep_0/w"].numpy()
-        assert (len(chosen) > 1 or not mask.any()) or (np.abs(moved[:, mask]).max() > 1e-4) == moves_masked
+        assert not mask.any() or (np.abs(moved[:, mask]).max() > 1e-4) == moves_masked

@@ -1,6 +1,9 @@
 """Searches from their file to their report, of small models, which are trained in a moment."""
 
+import contextlib
+import io
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +15,16 @@ import yaml
 
 from ctr.cli import main
 from ctr.config import load_model
-from ctr.data.log import read_manifests
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.stream import Selection, read_selection
 from ctr.experiments.jobs import Job, Outcome
 from ctr.experiments.run import Options
 from ctr.io.errors import InputError
+from ctr.search.config import read_search
 from ctr.search.run import run_search
+from ctr.search.space import make_space, with_widths
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
 from ctr.training.session import train
 from report_pages import Html
@@ -28,12 +36,13 @@ SPACE: dict[str, list[int]] = {"model.deep.units.0": [3, 10], "model.crosses.lay
 SEARCH: dict[str, Any] = {
     "title": "Widths & <b>",
     "note": "<script>",
-    "config": BASE,
+    "config": merged(BASE, {"model": {"experts": ["network"]}}),
     "space": SPACE,
     "prefix": 0.6,
     "target": 0.9,
     "seeds": [1],
 }
+COMMAND = ["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]
 
 
 @pytest.fixture
@@ -47,36 +56,24 @@ def place(log, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def searched(log, tmp_path_factory):
-    """A finished search: its folder, and its record."""
+def searched(log, tmp_path_factory) -> tuple[Path, str]:
+    """A finished search: its folder, and what the command printed."""
     folder = tmp_path_factory.mktemp("searched")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
         patch.setattr("ctr.experiments.run.run_jobs", run_here)
         (folder / "log").symlink_to(log)
         write(SEARCH)
-        record, failures = search()
-    assert failures == {}
-    return folder, record
+        assert main(COMMAND) == 0
+    return folder, printed.getvalue()
 
 
 def write(content: dict[str, Any]) -> None:
     Path("search.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-class Stop(BaseException):
-    """What ends a search before its next run."""
-
-
-LEFT = [10**6]
-"""How many runs may still be made."""
-
-
 def run_here(jobs: Sequence[Job], workers: int, report, beam_options: str, outcomes: Path) -> None:
     for job in jobs:
-        if not LEFT[0]:
-            raise Stop
-        LEFT[0] -= 1
         command, log, _, config, _, out = job.arguments
         assert command == "train"
         report(job, None)
@@ -84,9 +81,10 @@ def run_here(jobs: Sequence[Job], workers: int, report, beam_options: str, outco
         report(job, Outcome(1.0))
 
 
-def search(out: str = "out", replay: bool = True):
-    options = Options("ctr search ...", timing=False)
-    return run_search(Path("search.yaml"), Path("log"), Path(out), options, is_judged=replay)
+def search():
+    # What ran is written beside the result.
+    options = Options(shlex.join(["ctr", *COMMAND]), timing=False)
+    return run_search(Path("search.yaml"), Path("log"), Path("out"), options)
 
 
 def result_files(out: Path) -> dict[str, bytes]:
@@ -94,16 +92,21 @@ def result_files(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [0, 1])
-def test_a_search_that_was_interrupted_ends_with_the_same_bits(searched, place, runs):
-    LEFT[0] = runs
-    try:
-        with pytest.raises(Stop):
-            search()
-    finally:
-        LEFT[0] = 10**6
+def test_a_search_that_was_interrupted_ends_with_the_same_bits(searched, place):
+    """While the result was trained beside the baseline; tests/search/test_supernet.py interrupts the search itself."""
+    before = searched[0] / "out"
+    shutil.copytree(before, "out")
+    Path("out/search.json").unlink()
+    (run,) = Path("out/replay/runs").glob("searched-*")
+    shutil.rmtree(run)
     search()
-    assert result_files(Path("out")) == result_files(searched[0] / "out")
+    assert result_files(Path("out")) == result_files(before)
+    summaries = [
+        json.loads((folder / run.relative_to("out") / "summary.json").read_text())
+        for folder in (Path("out"), before)
+    ]
+    for key in ("weights_sha256", "predictions_sha256", "per_query_auc"):
+        assert summaries[0][key] == summaries[1][key] is not None
 
 
 @pytest.mark.slow
@@ -113,7 +116,7 @@ def test_another_search_needs_another_directory(searched, place):
     for changes, words in (
         ({"seed": 2}, "out: holds another search: seed was 1, is 2; use another directory"),
         (
-            {"config": merged(BASE, {"model": {"prior": 0.2}})},
+            {"config": merged(SEARCH["config"], {"model": {"prior": 0.2}})},
             r"holds another search: config.model.prior was 0.3, is 0.2",
         ),
     ):
@@ -135,9 +138,10 @@ def test_another_search_needs_another_directory(searched, place):
 
 
 @pytest.mark.slow
-def test_a_supernet_and_its_report(place, capsys):
-    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
-    text = capsys.readouterr().out
+def test_a_supernet_and_its_report(searched, monkeypatch, capsys):
+    folder, text = searched
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ctr.experiments.run.run_jobs", run_here)
     assert "6 candidates, target 0.9 of the baseline's training cost by operations" in text
     record = json.loads(Path("out/search.json").read_text())
     assert record["examples"] == record["prefix_rows"] < record["rows"]
@@ -149,26 +153,20 @@ def test_a_supernet_and_its_report(place, capsys):
     assert result.crosses.layers == likely["model.crosses.layers"]
     # The comparison is on the rows that the search has not read.
     plan = json.loads(Path("out/replay/plan.json").read_text())
-    rows = np.concatenate([block.query_time for block in blocks()])
+    log = Path("log")
+    blocks = read_selection(log, read_schema(log), read_manifests(log), Selection())
+    rows = np.concatenate([block.query_time for block in blocks])
     assert (rows < plan["scored_us"][0]).sum() == record["prefix_rows"]
     shown = Html(Path("out/report.html").read_text())
     shown.check()
     assert "Widths & <b>" in shown.words and "<script>" in shown.words
     assert "model.deep.units.0 probability of each choice" in shown.words
     files = result_files(Path("out")), Path("out/report.html").read_text()
-    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
+    assert main(COMMAND) == 0
     capsys.readouterr()
     assert main(["search", "--report", "--out", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record
     assert (result_files(Path("out")), Path("out/report.html").read_text()) == files
-
-
-def blocks():
-    from ctr.data.log import read_schema
-    from ctr.data.stream import Selection, read_selection
-
-    log = Path("log")
-    return read_selection(log, read_schema(log), read_manifests(log), Selection())
 
 
 def test_bad_searches_end_in_one_line(place, capsys):
@@ -187,12 +185,6 @@ def test_bad_searches_end_in_one_line(place, capsys):
 
 
 def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch):
-    from ctr.data.log import read_schema
-    from ctr.search.config import read_search
-    from ctr.search.space import make_space, with_widths
-    from ctr.simulator.config import SimulatorConfig
-    from ctr.simulator.simulate import simulate
-
     log = tmp_path / "log"
     simulate(SimulatorConfig(examples=300), log)
     content, base = read_search(root / "examples" / "search.yaml")
@@ -208,8 +200,6 @@ def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch)
 
 
 def test_settings_change_the_search_and_its_configuration(root):
-    from ctr.search.config import read_search
-
     file = root / "examples" / "search.yaml"
     before, base = read_search(file)
     after, changed = read_search(file, ["target=0.8", "seeds=[1, 2, 3]", "config.batch.rows=512"])

@@ -136,26 +136,6 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_search_decides_on_both_towers(log, tmp_path):
-    space = {
-        "model.deep.units.1": [0, 6],
-        "model.factorized.ui_units.0": [0, 3, 5],
-        "model.factorized.ui_units.1": [0, 4],
-        "model.factorized.width": [2, 4],
-        "model.widths.position": [1, 2],
-    }
-    result = search(log, tmp_path / "out", space, FACTORIZED, target=0.9)
-    found = lines(tmp_path / "out" / "controller.jsonl")[-1]["probabilities"]
-    assert {name: len(one) for name, one in found.items()} == {name: len(one) for name, one in space.items()}
-    # The controller has seen differences in each decision.
-    assert all(max(one) - min(one) > 1e-4 for one in found.values())
-    assert result.examples == ROWS
-    base = parse_model(TrainConfig, merged(BASE, FACTORIZED), "test")
-    made = space_of(parse_model(SearchConfig, {"space": space}, "test"))
-    train(log, made.apply(base, result.choice), tmp_path / "alone")
-
-
-@pytest.mark.soak
 def test_rejection_ends_below_the_target(log, tmp_path):
     base, made = (
         parse_model(TrainConfig, BASE, "test"),
@@ -195,31 +175,31 @@ def test_shampoo_waits_for_the_largest_network():
     assert [check_supernet(made, base, learns).preconditions for learns in (True, False)] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("extremes", "space", "drawn", "values"),
-    [
+def test_who_learns_from_every_batch():
+    base = parse_model(TrainConfig, BASE, "test")
+    for extremes, space, drawn, values in (
         ("none", SPACE, 2, []),
         ("largest", SPACE, 2, [8]),
         ("sandwich", SPACE, 2, [8, 3]),
         # Several of the same would only round otherwise.
         ("sandwich", {"model.deep.units.0": [8]}, 1, []),
-    ],
-)
-def test_who_learns_from_every_batch(extremes, space, drawn, values):
-    controller = {"extremes": extremes, "learners": 2}
-    config = parse_model(SearchConfig, {"space": space, "controller": controller}, "test")
-    made = space_of(config)
-    plan = Plan(config, made, parse_model(TrainConfig, BASE, "test"), None, 100, Path("records"))
-    assert plan.drawn == drawn
-    assert [made.values(choice)["model.deep.units.0"] for choice in plan.always] == values
+    ):
+        content = {"space": space, "controller": {"extremes": extremes, "learners": 2}}
+        config = parse_model(SearchConfig, content, "test")
+        made = space_of(config)
+        plan = Plan(config, made, base, None, 100, Path("records"))
+        assert plan.drawn == drawn
+        assert [made.values(choice)["model.deep.units.0"] for choice in plan.always] == values
 
 
-@pytest.mark.parametrize(
-    ("given", "examples", "rate"),
-    [(None, 10**8, 0.0048), (None, 100_000, 20 / 750), (None, 100, 0.1), (0.3, 100_000, 0.3)],
-)
-def test_the_rate_of_the_controller_is_the_published_one_unless_steps_are_few(given, examples, rate):
-    config = parse_model(SearchConfig, {"space": SPACE, "controller": {"learning_rate": given}}, "test")
+def test_the_rate_of_the_controller_is_the_published_one_unless_steps_are_few():
     base = parse_model(TrainConfig, {"batch": {"rows": 100}}, "test")
-    plan = Plan(config, None, base, None, examples, Path("records"))
-    assert plan.controller_rate == pytest.approx(rate)
+    for given, examples, rate in (
+        (None, 10**8, 0.0048),
+        (None, 100_000, 20 / 750),
+        (None, 100, 0.1),
+        (0.3, 100_000, 0.3),
+    ):
+        config = parse_model(SearchConfig, {"space": SPACE, "controller": {"learning_rate": given}}, "test")
+        plan = Plan(config, None, base, None, examples, Path("records"))
+        assert plan.controller_rate == pytest.approx(rate)

@@ -1,37 +1,22 @@
 """Exported models whose ids grow against the trainer, for ids that have a row of their own and ids that have none."""
 
 import numpy as np
-import pytest
 
-from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
-from model_cases import GROWING, GrowingRun, draw_raw, log_rows, make_growing_run, saved_variables
+from model_cases import GROWING, draw_raw, log_rows, saved_variables
 
 
-def check_predictions(run: GrowingRun, model, raw) -> None:
-    """The trainer's are those of the export, by values and by ids."""
+def test_predictions_are_the_trainers(growing):
+    run, model = growing
+    raw = draw_raw(90, seed=2, unknown=True)
     scorer, expected = Scorer(model), run.score(raw)
     assert np.ptp(expected) > 1
     np.testing.assert_allclose(scorer.score(raw)["logit"], expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(score_rows(scorer, log_rows(raw, GROWING)), expected, rtol=0, atol=1e-5)
-    if scorer.factorized:
-        combined = scorer.combine(scorer.quality(raw), scorer.ui(raw))
-        np.testing.assert_allclose(combined, 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
-
-
-def test_predictions_are_the_trainers(growing):
-    check_predictions(*growing, draw_raw(90, seed=2, unknown=True))
-
-
-@pytest.mark.slow
-def test_a_model_that_has_learned_no_id_can_be_exported(tmp_path):
-    run = make_growing_run(tmp_path / "run", "logistic")
-    run.move(seed=1)
-    model = publish(run.snapshot(1), tmp_path).path
-    assert set(read_metadata(model)["model"]["ids"].values()) == {0}
-    check_predictions(run, model, draw_raw(90, seed=2, unknown=True))
+    combined = scorer.combine(scorer.quality(raw), scorer.ui(raw))
+    np.testing.assert_allclose(combined, 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-5)
 
 
 def test_the_metadata_counts_the_ids_and_only_their_rows_are_in_it(growing):

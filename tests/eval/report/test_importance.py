@@ -54,16 +54,3 @@ def test_only_what_differs_from_0_has_a_number_and_the_words_name_those_used_mos
     svg = features.figures[0].svg
     assert all(f">{name}</text>" in svg for name in ("user", "ad", "price", "bad")) and ">noise<" not in svg
     assert "the features that it uses most are user, ad and price." in words_of(context)
-
-
-def test_runs_stand_side_by_side_and_those_that_measured_nothing_say_so(rows, tmp_path):
-    one = measured_run(tmp_path / "one", rows, {"shared/user": 0.05, "shared/ad": 0.03})
-    two = measured_run(tmp_path / "two", rows, {"shared/ad": 0.05, "shared/price": 0.0})
-    none = write_run(tmp_path / "none", rows, predict(rows, 1, 1.0))
-    _, features = section(one, none, two)
-    table = tables_of(features)[0]
-    cells = {(row["feature"], row["run"]): row["increase of logloss"] for row in table.to_dict("records")}
-    assert cells["ad", "one"].startswith("+0.0") and cells["ad", "two"].startswith("+0.0")
-    assert cells["user", "none"] == cells["price", "one"] == "not measured"
-    assert cells["price", "two"] == "no certain effect"
-    assert not section(none)[1].figures

@@ -48,15 +48,6 @@ def test_names_of_runs_have_signs_and_empty_tables_are_left_out():
     assert signs == [("●", "run"), ("■", "b")] and html.count("</span>") == 2 and "by time" not in html
 
 
-def test_less_than_two_points_are_no_course():
-    def course(*values):
-        lines = [Line(np.arange(len(one)), np.array(one, np.float64)) for one in values]
-        return figures.courses("AUC", lines)
-
-    assert course([1, 2]) and course([np.nan, np.nan], [1, 2])
-    assert course([1, np.nan]) is course([1], [2]) is course() is None
-
-
 def test_a_wide_band_leaves_the_course_to_be_seen():
     y = np.array([0.6, 0.62, 0.61, 0.63, 0.6])
     low, high = y - 0.05, y + 0.05
@@ -67,7 +58,7 @@ def test_a_wide_band_leaves_the_course_to_be_seen():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("hours", [1e-4, 0.045, 2, 2.7, 30, 62, 97, 24 * 20, 24 * 300, 24 * 900, 24 * 9000])
+@pytest.mark.parametrize("hours", [1e-4, 2.7, 62, 24 * 20, 24 * 900, 24 * 9000])
 def test_any_stretch_of_time_has_a_few_ticks(hours):
     x = (1_767_571_200_000_000 + np.arange(3) * int(hours * 1.8e9)).astype("datetime64[us]")
     figure = figures.courses("AUC", [Line(x, Y)])

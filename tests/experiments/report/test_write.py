@@ -2,6 +2,7 @@
 
 import csv
 import io
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from ctr.data.log import MAX_TIME_US
+from ctr.eval.report.page import PageContext
 from ctr.eval.states import query_bucket
 from ctr.eval.tidy import as_csv, row, tidy
 from ctr.experiments.report.write import write_experiment
@@ -55,14 +57,23 @@ def recorded(folder: Path, name: str, seed: int) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(part) for part in parts])
 
 
+@cache
+def accuracy_of(folder: Path, name: str, seed: int) -> dict[str, float]:
+    return brute(recorded(folder, name, seed))
+
+
+@pytest.fixture(scope="module")
+def context(experiment) -> PageContext:
+    return page_of(experiment)
+
+
 @pytest.mark.parametrize(("name", "reference"), [("dcn", "base"), ("optimizer", "dcn")])
-def test_changes_are_those_of_the_predictions(experiment, name, reference):
-    values = {
-        (arm, seed): brute(recorded(experiment, arm, seed)) for arm in (name, reference) for seed in (1, 2, 3)
-    }
+def test_changes_are_those_of_the_predictions(experiment, context, name, reference):
     result = result_of(experiment)
     for metric in ("per_query_auc", "logloss"):
-        ours, theirs = ([values[one, seed][metric] for seed in (1, 2, 3)] for one in (name, reference))
+        ours, theirs = (
+            [accuracy_of(experiment, one, seed)[metric] for seed in (1, 2, 3)] for one in (name, reference)
+        )
         own = np.subtract(ours, theirs)
         percent = 100 * own / theirs
         assert result(metric, name) == pytest.approx(np.mean(ours), abs=1e-12)
@@ -76,7 +87,7 @@ def test_changes_are_those_of_the_predictions(experiment, name, reference):
             percent, abs=1e-9
         )
         if metric == "per_query_auc":
-            table = rows_of(tables_of(section_of(page_of(experiment), ACCURACY))[0])
+            table = rows_of(tables_of(section_of(context, ACCURACY))[0])
             spread = table[name]["by seed ± sd"]
             assert spread.startswith(f"{percent.min():+.2f}..") and spread.endswith(
                 f"± {percent.std(ddof=1):.2f}"
@@ -199,7 +210,7 @@ def test_prediction_difference_is_that_of_the_pairs(experiment, rows):
 
 def test_tuning_points_use_the_seeds_of_the_sweep(experiment):
     accuracy = {
-        name: np.mean([brute(recorded(experiment, name, seed))["per_query_auc"] for seed in (1, 2)])
+        name: np.mean([accuracy_of(experiment, name, seed)["per_query_auc"] for seed in (1, 2)])
         for name in ("base", "dcn", "dcn@narrow", "dcn@wide")
     }
     curve = [accuracy[name] for name in ("dcn@narrow", "dcn", "dcn@wide")]
@@ -319,11 +330,10 @@ def test_the_same_runs_give_the_same_bytes(experiment, copy):
     assert not list(copy.glob("*.partial-*"))
 
 
-def test_the_report_is_whole_and_escaped(experiment):
+def test_the_report_is_whole_and_escaped(experiment, context):
     html = Html((experiment / "report.html").read_text())
     html.check()
     assert len(html.images()) == 5 and html.words.count(HOSTILE) >= 4
-    context = page_of(experiment)
     assert figures_of(context) == [
         "PerQueryAUC over training time",
         "PerQueryAUC over training FLOPs",
