@@ -15,8 +15,8 @@ import yaml
 import ctr.workers.launch
 from ctr.cli import main
 from ctr.training.run.summary import TIMING
-from growing_logs import STANDS, assert_same
-from small_runs import INTERVALS, SMALL, draw_examples, publish
+from growing_logs import ADAGRAD, STANDS, assert_same
+from small_runs import INTERVALS, SMALL, draw_examples, merged, publish
 from worker_group import free_addresses
 
 PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
@@ -27,7 +27,7 @@ def made(tmp_path_factory):
     """A folder with a log, a configuration, and a run of one process."""
     folder = tmp_path_factory.mktemp("made")
     publish(folder / "log", draw_examples().table())
-    (folder / "run.yaml").write_text(yaml.safe_dump(SMALL))
+    (folder / "run.yaml").write_text(yaml.safe_dump(merged(SMALL, ADAGRAD)))
     return folder
 
 
@@ -176,34 +176,24 @@ def test_two_workers_have_the_results_of_one(place, pair):
     assert "XLA service" in (pair / "run/workers/001.log").read_text()
 
 
-@pytest.mark.soak
-def test_workers_write_checkpoints_by_one_clock(place, pair):
-    process = start(
-        place, "--workers", "2", "--set", "checkpoint.every_minutes=0.001", "--worker-timeout", "600"
-    )
-    assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert results(place)["logloss"] == results(pair)["logloss"]
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
+@pytest.mark.slow
+def test_the_first_worker_that_is_killed_costs_one_line_and_no_bit(place, pair):
     process = start(place, "--workers", "2", "--json")
     wait_for_checkpoint(place, process)
     workers = children(process.pid)
     assert len(workers) == 2
     assert_nobody_can_connect([process.pid, *workers])
-    os.kill(workers[rank], signal.SIGKILL)
+    os.kill(workers[0], signal.SIGKILL)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert err.startswith(f"warning: worker {rank} was killed (SIGKILL;") and err.count("\n") == 1
+    assert err.startswith("warning: worker 0 was killed (SIGKILL;") and err.count("\n") == 1
     assert err.endswith("all workers restart from the last checkpoint (1/3)\n")
     assert json.loads(out)["examples"] == results(pair)["examples"]
     assert results(place) == results(pair)
 
 
 @pytest.mark.slow
-def test_workers_lines_are_json(place, pair):
+def test_another_worker_that_is_killed_costs_no_bit_and_the_lines_of_all_are_json(place, pair):
     process = start(place, "--workers", "2", "--json", "-v", "--log-format=json")
     wait_for_checkpoint(place, process)
     os.kill(children(process.pid)[1], signal.SIGKILL)
@@ -250,33 +240,6 @@ def assert_nobody_can_connect(pids: list[int]) -> None:
 def proc_net(kind: str) -> list[str]:
     path = Path("/proc/net") / kind
     return path.read_text().splitlines()[1:] if path.exists() else []
-
-
-@pytest.mark.soak
-def test_a_worker_that_is_stopped_is_named(place):
-    process = start(place, "--workers", "2", "--max-restarts", "0", "--worker-timeout", "300")
-    wait_for_checkpoint(place, process)
-    workers = children(process.pid)
-    # The order of the processes is that of the workers.
-    os.kill(workers[1], signal.SIGSTOP)
-    out, err = process.communicate()
-    assert (process.returncode, out) == (75, "")
-    assert err.startswith("error: worker 1 was stopped by a signal and did not go on; ")
-    assert "; its output is in run/workers/001.log; given up after 0 restarts" in err
-    assert err.count("\n") == 1
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
-@pytest.mark.slow
-def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair):
-    addresses = free_addresses(2)
-    cluster = {"worker": list(addresses)}
-    both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
-    (first, first_errors), second = (process.communicate() for process in both)
-    assert [process.returncode for process in both] == [0, 0]
-    assert first.startswith("run: ") and first_errors == ""
-    assert second == ("", "")
-    assert results(place) == results(pair)
 
 
 @pytest.mark.slow
@@ -333,20 +296,4 @@ def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_res
     assert f"has lost worker 1 ({cluster['worker'][1]})" in err
     again = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
     assert [process.communicate()[1] for process in again] == ["", ""]
-    assert results(place) == results(pair)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_workers_with_a_checkpoint_where_they_resume(place, pair, number):
-    process = start(place, "--workers", "2")
-    wait_for_checkpoint(place, process)
-    workers = children(process.pid)
-    process.send_signal(number)
-    _, err = process.communicate()
-    assert process.returncode == 128 + number
-    newest = max(int(path.name) for path in (place / "run/checkpoints").iterdir())
-    assert err == f"interrupted at row {newest:,}; the same command resumes there\n"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-    assert start(place, "--workers", "2").communicate()[1] == ""
     assert results(place) == results(pair)

@@ -43,7 +43,7 @@ def test_log_lines_and_the_result(log, capfd, where):
     assert lines[0]["logger"] == "ctr.data.parquet_files" and f"read {log}/shards/" in lines[0]["message"]
 
 
-def test_warnings_errors_and_a_stop(monkeypatch, capfd):
+def test_warnings_and_errors(monkeypatch, capfd):
     def warn(run, out):
         logging.getLogger("ctr.training.run.run").warning("one\n  line")
         return "the result"
@@ -55,13 +55,6 @@ def test_warnings_errors_and_a_stop(monkeypatch, capfd):
     assert main(["inspect", "nowhere", *JSON, "-q"]) == 1
     reason = "nowhere is not an example log: it has no schema.json"
     assert read(capfd.readouterr().err) == [said("error", "ctr", reason, exit_status=1)]
-
-    def stop(run, out):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ctr.eval.report.write_report", stop)
-    assert main(["report", "run", *JSON]) == 130
-    assert read(capfd.readouterr().err) == [said("warning", "ctr", "interrupted", exit_status=130)]
 
 
 @pytest.mark.parametrize(

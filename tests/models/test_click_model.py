@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import (
     TowerInput,
-    combine,
     ensemble_logit,
     forward,
-    quality,
     rounded_weights,
     transfer,
-    ui,
 )
 from ctr.models.initial_weights import init_weights
 
@@ -128,22 +125,6 @@ def test_every_kind_and_each_component_of_an_ensemble_follows_its_formula(archit
         assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
 
 
-@pytest.mark.parametrize(
-    ("architecture", "components"), [(FACTORIZED, 3), (PIECES, 1)], ids=["sigmoid", "pieces"]
-)
-def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, components):
-    architecture = replace(architecture, components=components)
-    made, given = (architecture, learned(architecture)), inputs(architecture)
-    q, u = quality(*made, given["quality"], tf.constant(0.7)), ui(*made, given["ui"])
-    assert q.shape == u.shape == (ROWS, components, 4 + 2)
-    direct = forward(*made, given, tf.constant(0.7)).logits
-    np.testing.assert_allclose(combine(*made, q, u), direct, rtol=1e-6, atol=1e-6)
-    # One ad under every treatment: Q needs to be known once.
-    every = combine(*made, tf.repeat(q[:1], ROWS, axis=0), u).numpy()
-    assert np.abs(every[:, 0] - direct[:, 0]).max() < 1e-6
-    assert np.ptp(every, axis=1).min() > 0.01
-
-
 @given(st.lists(st.lists(st.floats(-700, 700), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_the_mean_of_probabilities_as_a_logit(logits):
     logits = np.array(logits)
@@ -228,12 +209,3 @@ def test_at_a_joint_too_one_piece_tells_the_slope(s):
         tape.watch(product)
         logit = transfer(*factorization(4, 1.0), product)
     assert float(tape.gradient(logit, product)[0]) == pytest.approx(1)
-
-
-def test_the_joint_of_two_pieces_is_at_0():
-    factors, weights = factorization(2, 6.0)
-    weights = {**weights, "transfer_slopes": tf.constant([0.0, 1.0])}
-    found = (
-        transfer(factors, weights, tf.constant([-3.0, 0.0, 3.0])).numpy() - weights["transfer_bias"].numpy()
-    )
-    np.testing.assert_allclose(found, [-3 * np.log(2), 0, 3 * np.log1p(np.e)], rtol=1e-5)

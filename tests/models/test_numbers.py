@@ -90,22 +90,24 @@ def test_statistics_are_those_of_all_rows_so_far(stream, workers):
         np.testing.assert_allclose(np.sqrt(squares / count), scale, rtol=1e-9)
 
 
+@functools.cache
+def compiled_statistics_of_a_number() -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    layouts = lay_out_tables([FeatureRows("user", 9, 4, "quality", 0)], numbers=[PLAIN])
+    kept = [tf.TensorSpec([rows, 1], tf.float64) for rows in (3, 3 + FIRST_NUMBERS)]
+
+    @tf.function(input_signature=[*kept, tf.TensorSpec([None, 1])])
+    def learn(statistics: tf.Tensor, apart: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return next_statistics(layouts, statistics, apart, values, tf.fill([tf.shape(values)[0]], True))
+
+    return learn
+
+
 def statistics_of(rows: list[float], single_rows: bool) -> tuple[np.ndarray, np.ndarray]:
     """The statistics of a number, and those of what is no part of it; the first batches may be single rows."""
-    layouts = lay_out_tables([FeatureRows("user", 9, 4, "quality", 0)], numbers=[PLAIN])
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 1])])
-    def learn(values: tf.Tensor) -> None:
-        before = statistics.read_value(), apart.read_value()
-        after = next_statistics(layouts, *before, values, tf.fill([tf.shape(values)[0]], True))
-        statistics.assign(after[0])
-        apart.assign(after[1])
-
-    statistics = tf.Variable(tf.zeros([3, 1], tf.float64))
-    apart = tf.Variable(tf.zeros([3 + FIRST_NUMBERS, 1], tf.float64))
+    statistics, apart = tf.zeros([3, 1], tf.float64), tf.zeros([3 + FIRST_NUMBERS, 1], tf.float64)
     ends = [*(range(1, 150) if single_rows else ()), *range(150, len(rows), 100)]
     for part in np.split(np.array(rows, np.float32), ends):
-        learn(tf.constant(part[:, np.newaxis]))
+        statistics, apart = compiled_statistics_of_a_number()(statistics, apart, part[:, np.newaxis])
     return statistics.numpy()[:, 0], apart.numpy()[:3, 0]
 
 
@@ -117,9 +119,21 @@ SENTINELS = {
 }
 
 
-@pytest.mark.parametrize("single_rows", [True, False])
-@pytest.mark.parametrize("first", [[0], [20, 21, 22, 90], [700, 701, 1300]])
-@pytest.mark.parametrize("name", SENTINELS)
+AT_ONCE, EARLY, LATE = [0], [20, 21, 22, 90], [700, 701, 1300]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "single_rows"),
+    [
+        ("-9999", AT_ONCE, True),
+        ("-9999", EARLY, False),
+        ("-999999999", EARLY, True),
+        ("3.4e38", AT_ONCE, False),
+        ("3.4e38", LATE, True),
+        ("0 for a time", EARLY, True),
+        ("0 for a time", LATE, False),
+    ],
+)
 def test_values_that_stand_for_none_are_no_part_of_the_statistics(name, first, single_rows):
     value, mean, deviation = SENTINELS[name]
     rows = (mean + deviation * np.random.default_rng(4).standard_normal(1500)).astype(np.float32)

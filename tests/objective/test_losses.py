@@ -249,11 +249,3 @@ def test_the_curvature_is_that_of_every_term(trains):
     )
     of_pairs = bend(lambda z: rank * rank_by_hand(z, pairs, pair_weights)[0], logit)
     np.testing.assert_allclose(found.ranked, of_pairs, rtol=1e-4, atol=2e-6)
-
-
-def test_without_further_terms_only_the_logistic_loss_bends():
-    targets = {"own_weight": tf.constant([2.0])}
-    found = logit_curvature(
-        BatchObjective(ObjectiveConfig(), targets, {}), tf.constant([0.0]), tf.constant([0.0])
-    )
-    assert found.clicked.numpy() == [0.5] and found.others is None and found.ranked is None

@@ -2,9 +2,7 @@
 
 import errno
 import os
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,14 +99,6 @@ def test_a_last_write_that_fails_is_not_lost(log, tmp_path):
         assert not (log / "sidecars" / "teacher").exists()
     train(log, config, run)
     assert (run / "summary.json").exists()
-
-
-def test_a_disk_without_room_for_a_checkpoint_may_pass(log, tmp_path, monkeypatch, capsys):
-    config = tmp_path / "config.yaml"
-    config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=99))
-    assert main(["train", str(log), "--config", str(config), "--out", str(tmp_path / "run")]) == 75
-    assert capsys.readouterr().err.strip().endswith("; 99 are free")
 
 
 def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(tmp_path):

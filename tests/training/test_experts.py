@@ -24,7 +24,7 @@ from ctr.training.logs import open_logs
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.session import open_session, train
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
-from growing_logs import read_predictions, train_part, weights_of
+from growing_logs import ADAGRAD, read_predictions, train_part, weights_of
 from small_runs import Examples, config_of, draw_examples, publish
 
 ALL = ["linear", "network", "pairs"]
@@ -32,6 +32,7 @@ CONTENT: dict[str, Any] = {
     "batch": {"rows": 12, "max_query_rows": 64},
     "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}, "query_size": False, "experts": ALL},
     "compute_dtype": "float32",
+    **ADAGRAD,
 }
 SINGLES = ("user", "item", "position")
 PAIRS = (("user", "item"), ("user", "position"), ("item", "position"))
@@ -59,13 +60,6 @@ def log(rows, tmp_path_factory) -> Path:
 def paired(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("pairs") / "run"
     train(log, config_of(CONTENT), run)
-    return run
-
-
-@pytest.fixture(scope="module")
-def plain(log, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("plain") / "run"
-    train(log, config_of(CONTENT, {"model": {"experts": ALL[:2]}}), run)
     return run
 
 
@@ -154,18 +148,14 @@ def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 3, 16])
-def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
-    steps, short_looks, tmp_path, monkeypatch
-):
+def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(short_looks, tmp_path, monkeypatch):
     monkeypatch.setattr("ctr.training.sizes.FUSED_FROM", 0)
     log = publish_growing(tmp_path / "log", draw_examples())
-    changes = {"batch": {"steps_per_execution": max(2, steps)}}
-    train(log, config_of(CONTENT, {"batch": {"steps_per_execution": 8}}), tmp_path / "whole")
-    if steps == 1:
-        train_part(log, config_of(CONTENT, changes), tmp_path / "other", 300)
-        train_part(log, config_of(CONTENT, changes), tmp_path / "other", 700)
-    train(log, config_of(CONTENT, changes), tmp_path / "other")
+    train(log, config_of(CONTENT, {"batch": {"steps_per_execution": 16}}), tmp_path / "whole")
+    three = config_of(CONTENT, {"batch": {"steps_per_execution": 3}})
+    for stop in (300, 700):
+        train_part(log, three, tmp_path / "other", stop)
+    train(log, three, tmp_path / "other")
     np.testing.assert_array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
     own, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "other")
     assert own.keys() == other.keys() and any("rows/pairs" in name for name in own)
@@ -205,23 +195,17 @@ def test_looks_become_rare_and_what_helps_stays():
     assert decisions(0.002) == []
 
 
-@pytest.mark.parametrize(
-    ("experts", "changes", "message"),
-    [
+def test_experts_that_do_not_fit_are_refused():
+    components, multi_task = {"ensemble": {"components": 2}}, {"ranking": {"setup": "multi_task"}}
+    for experts, changes, message in (
         (["pairs"], {}, "must name linear or network"),
         (["network"], {"model": {"deep": {"units": []}}}, "network needs crosses or deep layers"),
-        (
-            ["linear"],
-            {"model": {"ensemble": {"components": 2}}},
-            "components above 1 needs the expert network",
-        ),
-        (["linear"], {"objective": {"ranking": {"setup": "multi_task"}}}, "needs crosses or deep layers"),
+        (["linear"], {"model": components}, "components above 1 needs the expert network"),
+        (["linear"], {"objective": multi_task}, "needs crosses or deep layers"),
         (["linear", "linears"], {}, "experts"),
-    ],
-)
-def test_experts_that_do_not_fit_are_refused(experts, changes, message):
-    with pytest.raises(InputError, match=message):
-        config_of(CONTENT, changes, {"model": {"experts": experts}})
+    ):
+        with pytest.raises(InputError, match=message):
+            config_of(CONTENT, changes, {"model": {"experts": experts}})
 
 
 def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):

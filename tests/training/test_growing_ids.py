@@ -21,19 +21,11 @@ from ctr.training.feed import make_feed
 from ctr.training.session import open_session, train
 from ctr.training.state import TrainState
 from fingerprint_logs import SCHEMA, growing_table, prints_of
-from growing_logs import STANDS, Growing, assert_same, whole_and_in_parts
+from growing_logs import ADAGRAD, STANDS, Growing, assert_same, whole_and_in_parts
 from small_runs import SMALL, Examples, draw_examples, merged, publish
 
 NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
-# Without Shampoo, whose graph takes longer to build than all of the pass.
-BASE = merged(
-    SMALL,
-    {
-        "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}},
-        "max_rejected_share": 1,
-        "metrics": {"slices": []},
-    },
-)
+BASE = merged(SMALL, ADAGRAD, {"max_rejected_share": 1, "metrics": {"slices": []}})
 WITHOUT_NETWORK = {"model": {"experts": ["linear"]}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
 LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
@@ -43,8 +35,9 @@ TWO_MODELS = {
     "optimizer": {"embeddings": {"linear_rule": "newton"}},
 }
 POLICIES: dict[str, dict[str, Any]] = {
-    "crowded, two models": merged(CROWDED, TWO_MODELS),
-    "admitted by count": {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}},
+    "crowded, admitted by count, two models": merged(
+        CROWDED, TWO_MODELS, {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}}
+    ),
     "room for all": {},
     "least recent": LEAST_RECENT,
     "nobody evicted": merged(CROWDED, {"ids": {"eviction": {"policy": "none"}}}),
@@ -127,7 +120,7 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
     assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_that_was_interrupted_ends_in_the_same_bits(policy, growing_log, tmp_path):
     whole_and_in_parts(growing_log, config_of(POLICIES[policy]), tmp_path, 700)

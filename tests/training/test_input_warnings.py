@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ctr.cli import main
+from growing_logs import ADAGRAD
 
 MAPPING = {
     "input": {"type": "parquet"},
@@ -25,7 +26,12 @@ MAPPING = {
         {"name": "image", "kind": "vector", "source": "image", "size": 2},
     ],
 }
-CONFIG = {"batch": {"rows": 8}, "model": {"deep": {"units": [8]}}, "jit": False}
+CONFIG = {
+    **ADAGRAD,
+    "batch": {"rows": 8},
+    "model": {"experts": ["linear", "network"], "crosses": {"layers": 0}, "deep": {"units": [8]}},
+    "jit": False,
+}
 
 
 def make_log(folder: Path, base: float, sentinel: float | None = None, rows: int = 1500) -> Path:

@@ -160,7 +160,7 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
         time = pa.array(examples.query // 10 * 10_000)
         table = table.set_column(table.column_names.index("query_time"), "query_time", time)
         part = table.filter(pa.array(examples.query % 3 == 0))
-        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True))
+        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True), logistic=True)
         train(make_log(table, f"{name}-log"), config, tmp_path / name)
         logits.append(read_predictions(tmp_path / name)["logit"].to_numpy())
     first = int(np.searchsorted(examples.query, changed_from))

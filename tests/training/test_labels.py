@@ -5,18 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from ctr.cli import main
-from ctr.config import parse_model
 from ctr.eval.display import amount
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
-from ctr.training.config import TrainConfig
 from ctr.training.run.summary import summary_text
-from ctr.training.session import Process, open_session, train
-from growing_logs import FILES, Growing, assert_same, read_predictions
-from small_runs import labeled, make_config, merged, publish
+from ctr.training.session import Process, train
+from growing_logs import ADAGRAD, FILES, assert_same, read_predictions
+from small_runs import config_of, labeled, make_config, merged, publish
 
 FIRST_ID = 10_000
 LABELS = {"sale": {"given": "all"}, "lead": {"weight": 0.5, "ramp": 300}}
@@ -24,7 +21,9 @@ OWN = {"model": {"experts": ["linear", "network"]}, "optimizer": {"embeddings": 
 
 
 def config_with(labels=LABELS, **changes):
-    return make_config(merged({"objective": {"labels": labels}, "max_rejected_share": 0.01}, changes))
+    return make_config(
+        merged(ADAGRAD, {"objective": {"labels": labels}, "max_rejected_share": 0.01}, changes)
+    )
 
 
 def draw(examples, seed):
@@ -74,11 +73,9 @@ def trained(log, config, run, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {**OWN, "label_delay": 0.0035, "sampling": {"name": "part"}}])
-def test_a_run_stopped_anywhere_ends_in_the_same_bits(labeled_log, tmp_path, changes):
-    if "sampling" in changes:
-        assert main(["sample", str(labeled_log), "--name", "part", "--set", "non_click_rate=0.6", "-q"]) == 0
-    config, whole = config_with(**changes), tmp_path / "whole"
+def test_a_run_stopped_anywhere_ends_in_the_same_bits(labeled_log, tmp_path):
+    assert main(["sample", str(labeled_log), "--name", "part", "--set", "non_click_rate=0.6", "-q"]) == 0
+    config, whole = config_with(**OWN, label_delay=0.0035, sampling={"name": "part"}), tmp_path / "whole"
     summary = train(labeled_log, config, whole)
     stopped = 0
     while not trained(labeled_log, config, tmp_path / "run", 4 + 2 * stopped):
@@ -86,21 +83,6 @@ def test_a_run_stopped_anywhere_ends_in_the_same_bits(labeled_log, tmp_path, cha
     assert stopped >= 3
     assert_same(tmp_path / "run", whole, *FILES)
     assert set(summary["labels"]) == {"sale", "lead"}
-
-
-def test_a_session_over_a_log_that_grows_has_the_predictions_of_one_pass(examples, outcomes, tmp_path):
-    config = config_with(batch={"within_partitions": True})
-    rows = labeled(examples.table(), **outcomes)
-    growing = Growing(tmp_path / "log", rows["schema"], rows["table"])
-    with open_session(growing.grow(), config, tmp_path / "grown") as session:
-        for partition in range(3):
-            assert session.advance().rows > 0
-            if partition < 2:
-                growing.grow()
-        session.finish()
-    train(growing.folder, config, tmp_path / "whole")
-    one, two = (read_predictions(tmp_path / name) for name in ("grown", "whole"))
-    np.testing.assert_array_equal(one.to_numpy(), two.to_numpy())
 
 
 def test_records_metrics_evaluation_and_report(labeled_log, outcomes, tmp_path, capsys):
@@ -134,28 +116,11 @@ def test_records_metrics_evaluation_and_report(labeled_log, outcomes, tmp_path, 
     assert lines[0]["ramp_label_lead"] < 1 == lines[-1]["ramp_label_lead"]
 
 
-def test_a_label_is_learned_with_the_click(examples, tmp_path):
-    rows = labeled(examples.table(), odd=examples.ids[:, 0] % 2)
-    publish(tmp_path / "log", **rows)
-    summary = train(tmp_path / "log", config_with({"odd": {"given": "all"}}, **OWN), tmp_path / "run")
-    assert summary["labels"]["odd"]["auc"] > 0.8
-
-
-@pytest.mark.parametrize(
-    "model",
-    [{"factorized": {}}, {"crosses": {"layers": 0}, "deep": {"units": []}}],
-    ids=["factors", "linear"],
-)
-def test_models_without_layers_to_share_are_refused(model):
-    content = {"objective": {"labels": {"sale": {}}}, "model": model}
-    with pytest.raises(InputError, match=r"objective.labels.sale needs crosses or deep layers"):
-        parse_model(TrainConfig, content, "test")
-
-
-def test_without_labels_a_configuration_is_what_it_was_and_a_log_without_them_is_refused(
-    log, labeled_log, tmp_path
-):
-    assert "labels" not in yaml.safe_dump(make_config().model_dump(mode="json"))
+def test_models_without_layers_to_share_and_logs_without_the_labels_are_refused(log, labeled_log, tmp_path):
+    for model in ({"factorized": {}}, {"crosses": {"layers": 0}, "deep": {"units": []}}):
+        with pytest.raises(InputError, match=r"objective.labels.sale needs crosses or deep layers"):
+            config_of({"objective": {"labels": {"sale": {}}}, "model": model})
+    assert "labels" not in make_config().model_dump(mode="json")["objective"]
     with pytest.raises(
         InputError, match=r"labels\.sale: .* has no such label; its further labels are \(none\)"
     ):
@@ -164,12 +129,13 @@ def test_without_labels_a_configuration_is_what_it_was_and_a_log_without_them_is
         train(labeled_log, config_with({"sole": {}}), tmp_path / "run")
 
 
-def test_a_label_that_can_teach_nothing_is_named(examples, tmp_path):
+def test_a_label_is_learned_with_the_click_and_one_that_can_teach_nothing_is_named(examples, tmp_path):
     count = len(examples)
     kinds = {"never": np.zeros(count), "unknown": np.full(count, np.nan), "always": np.ones(count)}
-    publish(tmp_path / "log", **labeled(examples.table(), **kinds, some=np.arange(count) % 2))
-    config = config_with({name: {"given": "all"} for name in (*kinds, "some")})
+    publish(tmp_path / "log", **labeled(examples.table(), **kinds, odd=examples.ids[:, 0] % 2))
+    config = config_with({name: {"given": "all"} for name in (*kinds, "odd")}, **OWN)
     summary = train(tmp_path / "log", config, tmp_path / "run")
+    assert summary["labels"]["odd"]["auc"] > 0.8
     rows = summary["examples"]
     warnings = [
         f"label never: nothing was learned: none of its {rows} rows is positive",
@@ -180,6 +146,7 @@ def test_a_label_that_can_teach_nothing_is_named(examples, tmp_path):
     assert all(f"  warning: {warning}" in summary_text(tmp_path / "run", summary) for warning in warnings)
 
 
+@pytest.mark.slow
 def test_constraint_logs_may_have_other_labels_or_none(labeled_log, examples, tmp_path):
     """Nothing is learned from theirs: with and without them weights are the same."""
     found = []
@@ -194,5 +161,6 @@ def test_constraint_logs_may_have_other_labels_or_none(labeled_log, examples, tm
             "logs": [{"name": "exposure", "path": str(shown), "own_loss": True}],
         }
         objective = {"objective": {"labels": LABELS, "bias_constraints": constraints}}
-        found.append(train(labeled_log, make_config(objective), tmp_path / f"run-{name}")["weights_sha256"])
+        config = make_config({**ADAGRAD, **objective})
+        found.append(train(labeled_log, config, tmp_path / f"run-{name}")["weights_sha256"])
     assert found[0] == found[1]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import growing_logs
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
@@ -20,7 +21,7 @@ from ctr.training.run.summary import LearningError, summary_text
 from ctr.training.session import train
 from growing_logs import STANDS, assert_same, constrained
 from numerical_faults import fill, injected
-from small_runs import draw_examples, make_config, publish
+from small_runs import draw_examples, make_config, merged, publish
 
 QUERIES = 800
 END = QUERIES * 1000
@@ -116,9 +117,7 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    ("weight", "optimizer"), [(np.inf, ADAGRAD), (np.nan, SHAMPOO), (1e30, ADAGRAD), (3e38, SHAMPOO)]
-)
+@pytest.mark.parametrize(("weight", "optimizer"), [(np.inf, ADAGRAD), (3e38, SHAMPOO)])
 def test_steps_that_explode_are_skipped(long_log, made_runs, tmp_path, optimizer, weight):
     config = make_config(optimizer)
     places = random_rows(7, long_log, 5)
@@ -130,15 +129,14 @@ def test_steps_that_explode_are_skipped(long_log, made_runs, tmp_path, optimizer
     assert all(any(b <= row < e for b, e in summary["skipped_ranges"]) for row in places)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("seed", "optimizer"), [(3, SHAMPOO), (2, ADAGRAD)])
-def test_a_long_run_of_examples_that_cannot_be_learned_from(long_log, made_runs, tmp_path, seed, optimizer):
+@pytest.mark.slow
+def test_a_long_run_of_examples_that_cannot_be_learned_from(long_log, made_runs, tmp_path):
     """Where none stop the run, the pass goes on behind them."""
-    config = make_config({**optimizer, "max_skipped_steps": None})
-    first = random_rows(seed, long_log, 1, last=0.5)[0]
+    config = make_config({**SHAMPOO, "max_skipped_steps": None})
+    first = random_rows(3, long_log, 1, last=0.5)[0]
     with injected(unlearnable=dict.fromkeys(range(first, first + 800, 20), np.inf)):
         summary = train(long_log, config, tmp_path / "run")
-    clean = summary_of(made_runs(config))
+    clean = summary_of(made_runs(make_config(SHAMPOO)))
     assert_within(summary, clean)
     assert summary["examples"] == clean["examples"]
     gone = sum(end - begin for begin, end in summary["skipped_ranges"])
@@ -175,11 +173,10 @@ def test_weights_that_break_once_stop_the_run_and_are_computed_again(long_log, m
     assert_same(run, made_runs(config))
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("seed", "optimizer"), [(21, SHAMPOO), (20, ADAGRAD)])
-def test_rows_that_break_the_weights_can_be_left_out(long_log, made_runs, tmp_path, optimizer, seed):
-    config, run = make_config(optimizer), tmp_path / "run"
-    places = random_rows(seed, long_log, 2)
+@pytest.mark.slow
+def test_rows_that_break_the_weights_can_be_left_out(long_log, made_runs, tmp_path):
+    config, run = make_config(SHAMPOO), tmp_path / "run"
+    places = random_rows(21, long_log, 2)
     with injected(poison={row: fill(*POISON) for row in places}):
         summary, skipped = train_skipping(long_log, run, lambda: train(long_log, config, run))
         fresh = train(long_log, config.model_copy(update={"skip": tuple(skipped)}), tmp_path / "fresh")
@@ -194,30 +191,20 @@ def test_rows_that_break_the_weights_can_be_left_out(long_log, made_runs, tmp_pa
 # Shampoo's statistics.
 
 
-def fill_totals(value: float | None) -> Callable[[Any], None]:
-    """All sums of statistics become this value; None: matrices of ones, which are singular."""
-
-    def act(state) -> None:
+@pytest.mark.slow
+def test_statistics_that_have_no_root(long_log, made_runs, tmp_path):
+    def break_totals(state) -> None:
         for total in state.dense_optimizer.core.statistics.totals:
-            total.assign(np.full(total.shape, 1 if value is None else value))
+            total.assign(np.full(total.shape, np.nan))
 
-    return act
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    ("value", "fails"), [(math.nan, True), (None, False), (0, False), (math.inf, True), (-1, False)]
-)
-def test_statistics_that_have_no_root(long_log, made_runs, tmp_path, value, fails):
     config = make_config(SHAMPOO)
     row = random_rows(41, long_log, 1)[0]
-    with injected(poison={row: fill_totals(value)}, once=True):
+    with injected(poison={row: break_totals}, once=True):
         summary = train(long_log, config, tmp_path / "run")
     clean = summary_of(made_runs(config))
     assert_within(summary, clean)
     assert summary["skipped_steps"] == 0
-    # Others count as hardly changed while what they hold is far larger than what comes in.
-    assert summary["shampoo"]["failed"] > 0 or not fails
+    assert summary["shampoo"]["failed"] > 0
     assert summary["shampoo"]["layers_ready"] == clean["shampoo"]["layers_ready"]
 
 
@@ -279,9 +266,8 @@ def test_with_a_label_delay_and_a_constraint_log_stopped_again_and_again(long_lo
 
 def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tmp_path):
     """The first step breaks the weights, so that all rows end up left out."""
-    config = make_config(
-        {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "max_query_rows": 2000}}
-    )
+    rate, batch = {"optimizer": {"dense": {"learning_rate": 1e30}}}, {"rows": 2000, "max_query_rows": 2000}
+    config = make_config(merged(growing_logs.ADAGRAD, rate, {"batch": batch}))
     log, run, exported = copy_run(log), tmp_path / "run", []
     config = config.model_copy(update={"export": ExportConfig(every_examples=10**6)})
     with pytest.raises(InputError, match=r"dense/.* --skip 0:") as stop:

@@ -1,6 +1,5 @@
-"""Each rule by lines of a configuration: runs that are broken off end with the same bits."""
+"""Rules by lines of a configuration, priors and gates: runs that are broken off end with the same bits."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import MetricsConfig, TrainConfig
-from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
-from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
+from growing_logs import lines_of, train_part, weights_of, whole_and_in_parts
 from small_runs import make_config
 
 QUICK = {
@@ -49,11 +47,6 @@ DEFAULT: dict[str, Any] = {
 }
 
 
-def weights(run: Path) -> dict[str, np.ndarray]:
-    arrays, _ = read_checkpoint(run / "checkpoints")
-    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
-
-
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, tmp_path):
@@ -86,7 +79,7 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     train_part(log, config, tmp_path / "old", 900)
     later = config.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
     warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
-    old, new = (weights(tmp_path / name) for name in ("old", "new"))
+    old, new = (weights_of(tmp_path / name) for name in ("old", "new"))
     learned = {
         "newton/experts/linear-network/information",
         "prior_precision/quality-4",
@@ -112,22 +105,12 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     }
     other = parse_model(TrainConfig, content, "test")
     warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old"))
-    found = weights(tmp_path / "other")
+    found = weights_of(tmp_path / "other")
     np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
     assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
     lines = read_warm_start(tmp_path / "other")["table"]
     [why] = [line["why"] for line in lines if (line["part"], line["name"]) == ("optimizer", "dense")]
     assert why == "optimizer.dense.shampoo.block_size was 256, is 5"
-
-
-@pytest.mark.slow
-def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path):
-    found = []
-    for jit in (False, True):
-        train(log, parse_model(TrainConfig, {**DEFAULT, "jit": jit}, "test"), tmp_path / str(jit))
-        found.append(read_predictions(tmp_path / str(jit))["logit"][:300])
-    np.testing.assert_allclose(*found, atol=1e-3)
-    assert np.std(found[0]) > 0.2
 
 
 def test_one_sided_rows_take_no_newton_steps_beside_them():

@@ -13,8 +13,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.run.directory import read_warm_start
 from ctr.training.session import open_session
 from ctr.training.warm_start.start import InitFrom, warm_start
-from growing_logs import lines_of, train_part
-from small_runs import make_config
+from growing_logs import ADAGRAD, lines_of, train_part
+from small_runs import make_config, merged
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
 COSINE = "warmup 50, cosine 800 to 0.2"
@@ -82,7 +82,7 @@ def test_impossible_schedules_are_refused_by_their_keys(content, message):
 
 def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, tmp_path):
     """At the start of a warm-up the rate is 0."""
-    config = make_config(SCHEDULES)
+    config = make_config(merged(ADAGRAD, SCHEDULES))
     seen: list[dict[str, bytes]] = []
 
     def note(*_: object) -> None:
@@ -119,9 +119,10 @@ def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_
         train_part(log, config, tmp_path / name, 100)
     warm_start(log, scheduled, tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
     assert schedules_of(tmp_path / "new") == {"rate_dense": begun, "rate_embeddings": begun}
-    train_part(log, make_config(SCHEDULES), tmp_path / "old-network", 100)
+    network = merged(ADAGRAD, SCHEDULES)
+    train_part(log, make_config(network), tmp_path / "old-network", 100)
     # With two towers the network reads other embeddings, so that it begins fresh.
-    other = make_config({**SCHEDULES, "model": {"factorized": {"width": 3}}})
+    other = make_config({**network, "model": {"factorized": {"width": 3}}})
     warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old-network"), waits=True)
     found = schedules_of(tmp_path / "other")
     assert found["rate_dense"] == begun

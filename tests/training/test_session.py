@@ -32,7 +32,7 @@ def good_rows(log: Path, schema, partitions: slice = slice(None)):
 @pytest.mark.slow
 def test_nothing_waits_where_the_next_interval_needs_it(growing, tmp_path, schema):
     """As separate runs over the log so far do it, which resume from one another's checkpoints."""
-    config = make_config(ROOTS)
+    config = make_config(ROOTS, logistic=True)
     with open_session(growing.grow(), config, tmp_path / "run") as session:
         for partition in range(3):
             done = session.advance(partial=True)

@@ -21,7 +21,7 @@ from ctr.training.feed import Feed, make_feed
 from ctr.training.session import train
 from ctr.training.sizes import few_shapes, fit, fit_ids
 from ctr.training.state import TrainState
-from growing_logs import read_predictions
+from growing_logs import ADAGRAD, read_predictions
 from small_runs import make_config
 
 MAX_VALUES = 3
@@ -180,7 +180,7 @@ def test_a_run_predicts_the_same(log, tmp_path, monkeypatch, changes):
 
         monkeypatch.setattr(inputs_module, "make_feed", watched)
         batch = {"rows": 64, "growth": 0.1, "max_query_rows": 128, "shapes": shapes}
-        config = make_config(merged({"batch": batch}, changes))
+        config = make_config(merged(ADAGRAD, {"batch": batch}, changes))
         train(log, config, tmp_path / shapes)
         monkeypatch.setattr(inputs_module, "make_feed", make)
         logits[shapes] = read_predictions(tmp_path / shapes)["logit"].to_numpy()

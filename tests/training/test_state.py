@@ -23,20 +23,6 @@ def make_state(schema):
     return make
 
 
-def test_all_of_it_comes_back_and_what_is_of_another_model_does_not(make_state):
-    state, rng = make_state(), np.random.default_rng(0)
-    arrays = {
-        name: rng.normal(size=value.shape).astype(value.dtype) for name, value in state.arrays().items()
-    }
-    state.restore(arrays)
-    for name, value in state.arrays().items():
-        np.testing.assert_array_equal(value, arrays[name])
-    with pytest.raises(ValueError, match="the checkpoint holds"):
-        state.restore(make_state(logistic=True).arrays())
-    with pytest.raises(ValueError, match="shape"):
-        state.restore(make_state({"model": {"deep": {"units": [7]}}}).arrays())
-
-
 def test_copies_of_pieces_are_the_arrays_always_in_the_same_memory(make_state, monkeypatch):
     state = make_state()
     for rows in (1, 7, 10**6):

@@ -23,24 +23,19 @@ def test_turns_are_taken_together_and_the_first_ones_forgotten():
     assert taken == ["a", "b", "b", "a", "a", "b"]
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "objective",
-    [
-        {},
-        {"ranking": {"setup": "multi_task"}, "distillation": {"teacher": "nobody"}},
-        {
-            "bias_constraints": {
-                "families": [
-                    {"name": "ctr", "estimated_ctr": [0.1, 0.3]},
-                    {"name": "random", "features": {"position": "all"}, "log": "randomized"},
-                ],
-                "logs": [{"name": "randomized", "path": "nowhere"}],
-            }
+@pytest.mark.slow
+def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema):
+    objective = {
+        "ranking": {"setup": "multi_task"},
+        "distillation": {"teacher": "nobody"},
+        "bias_constraints": {
+            "families": [
+                {"name": "ctr", "estimated_ctr": [0.1, 0.3]},
+                {"name": "random", "features": {"position": "all"}, "log": "randomized"},
+            ],
+            "logs": [{"name": "randomized", "path": "nowhere"}],
         },
-    ],
-)
-def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema, objective):
+    }
     config = make_config({"objective": objective})
     blocks = read_selection(log, schema, read_manifests(log), Selection())
     batches = list(islice(whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows), 3))

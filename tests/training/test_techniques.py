@@ -169,11 +169,11 @@ def test_teachers_and_records_that_cannot_be_are_refused(own_log, tmp_path):
 
 @pytest.mark.slow
 def test_a_student_goes_on_with_no_other_teacher(own_log, tmp_path):
-    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
+    train(own_log, make_config({"seed": 3}, logistic=True), tmp_path / "teacher", record="teacher")
+    config = make_config({"objective": {"distillation": {"teacher": "teacher"}}}, logistic=True)
     train_part(own_log, config, tmp_path / "run", 700)
     shutil.rmtree(own_log / "sidecars" / "teacher")
-    train(own_log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
+    train(own_log, make_config({"seed": 4}, logistic=True), tmp_path / "other", record="teacher")
     with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
         train(own_log, config, tmp_path / "run")
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from ctr.workers.collectives import ALONE
 from exchanging_worker import drawn
 from worker_group import Group
 
@@ -64,17 +63,3 @@ def check(results, size):
         assert [text == own for text in result["refused"][:2]] == [rank == 0, rank == size - 1]
         assert all(text.endswith(others) or text == own for text in result["refused"][:2])
         assert "another log than the first worker" in result["refused"][2]
-
-
-def test_a_process_alone_exchanges_nothing():
-    tensors = [np.zeros(2), np.ones(3)]
-    assert all(
-        one is other
-        for function in (ALONE.all_reduce, ALONE.total, ALONE.exchange)
-        for one, other in zip(function(tensors), tensors, strict=True)
-    )
-    assert ALONE.gather_texts("a") == ["a"]
-    assert ALONE.gather_numbers(np.arange(2)).tolist() == [[0, 1]]
-    assert ALONE.sum_numbers(np.arange(2, dtype=np.int32)).tolist() == [0, 1]
-    with ALONE.raise_if_any_failed(), ALONE.noticing_losses():
-        pass

@@ -161,7 +161,7 @@ def test_an_interval_waits_for_its_sidecars(short, tmp_path):
     times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
     teacher = {"objective": {"distillation": {"teacher": "teacher"}}}
     sample = {"sampling": {"name": "part", "score": "kept"}, "time_range": times}
-    config = make_config({**ROOTS, **WITHIN, **teacher, **sample})
+    config = make_config({"max_rejected_share": 0.01, **WITHIN, **teacher, **sample}, logistic=True)
     rng = np.random.default_rng(3)
 
     def decide() -> None:

@@ -49,24 +49,6 @@ def colliding(position, tags, between):
     ]
 
 
-def test_growth_and_churn():
-    random = np.random.default_rng(0)
-    checked, alive = Checked(), []
-    for step in range(45):
-        values = random.integers(-(2**63), 2**63 - 1, 400)
-        new = [(int(value) % 5, int(value)) for value in values]
-        checked.add(new)
-        alive += new
-        if step % 3 == 2:
-            gone = [alive[number] for number in random.permutation(len(alive))[: len(alive) // 2]]
-            checked.remove(gone)
-            alive = [pair for pair in alive if pair in checked.places]
-            checked.check(gone)
-        checked.check(alive)
-    # Removed entries were cleared away: the table is not larger than for what it holds.
-    assert checked.table.nbytes < 100 * max(checked.used, 1024)
-
-
 @settings(max_examples=40)
 @given(
     st.lists(

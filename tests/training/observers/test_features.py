@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from ctr.data.batches import whole_query_batches
@@ -12,12 +11,8 @@ from ctr.data.features import Category, Number
 from ctr.data.kept_values import value_of_id
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.data.schema import Schema
-from ctr.eval.run_files import read_run, read_timeline
 from ctr.training.observers.features import Features
 from ctr.training.observers.observer import Scored, Turn
-from ctr.training.session import train
-from small_runs import make_config
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +49,3 @@ def test_what_ids_stand_for():
         "missing", "below 0.5", "0.5 to 2", "2 to 10", "10 and more",
     ]  # fmt: skip
     assert value_of_id(Category(name="h", source="h", buckets=10), 3) is None
-
-
-@pytest.mark.slow
-def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
-    config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
-    summary = train(log, config, tmp_path / "run")
-    windows = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
-    timeline = read_timeline(read_run(tmp_path / "run"))
-    assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
-    # Of ids that grow it has nothing to say.
-    assert "ids" not in summary
-    for metric in ("per_query_auc", "logloss"):
-        np.testing.assert_allclose(timeline.estimate(metric).point, windows[metric], rtol=1e-9)
-        whole = timeline.joined(np.array([0])).estimate(metric).point
-        assert whole[0] == pytest.approx(summary[metric], rel=1e-9)
-    assert list(summary["features"]) == [one.name for one in schema.features]
-    shares = [entry["missing"] for entry in summary["features"].values()]
-    assert all(0 <= share < 1 for share in shares) and any(shares)
-    # No number is read as it is: none has statistics.
-    assert {entry["out_of_range"] for entry in summary["features"].values()} == {None}
-    assert set(summary["slice_names"]) == {"position"}

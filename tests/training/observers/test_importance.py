@@ -28,7 +28,6 @@ from ctr.training.follow import Polling, follow
 from ctr.training.session import Process, open_session, train
 from fingerprint_logs import SCHEMA as GROWING
 from fingerprint_logs import table_with
-from killed_run import run_killed
 from small_runs import draw_examples, make_config, publish
 
 UNKNOWN = 4711
@@ -74,7 +73,7 @@ def growing_log(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(growing_log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
-    train(growing_log, make_config({"max_rejected_share": 0.02}), run)
+    train(growing_log, make_config({"max_rejected_share": 0.02}, logistic=True), run)
     return run
 
 
@@ -151,7 +150,7 @@ def test_the_sums_are_those_of_the_next_rows_scored_where_the_pass_stood(schema,
 
 
 def test_it_changes_nothing_of_the_run_and_can_be_off(growing_log, whole, tmp_path):
-    off = make_config({"metrics": {"importance_rows": 0}, "max_rejected_share": 0.02})
+    off = make_config({"metrics": {"importance_rows": 0}, "max_rejected_share": 0.02}, logistic=True)
     train(growing_log, off, tmp_path / "off")
     growing_logs.assert_same(tmp_path / "off", whole, "summary", "arrays", "newest")
     found, expected = growing_logs.outcome(tmp_path / "off"), growing_logs.outcome(whole)
@@ -162,13 +161,13 @@ def test_it_changes_nothing_of_the_run_and_can_be_off(growing_log, whole, tmp_pa
     # At most a quarter of the rows of the log.
     rows = sum(manifest.rows for manifest in read_manifests(growing_log))
     assert rows / 8 < measured(whole)["rows"].sum() <= rows / 4
-    on = make_config({"max_rejected_share": 0.02})
+    on = make_config({"max_rejected_share": 0.02}, logistic=True)
     follow(growing_log, on, tmp_path / "followed", Polling(0.001, 0.01))
     assert not (tmp_path / "followed/windows.parquet").exists()
 
 
 def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, whole, tmp_path):
-    config, run, stopped = make_config({"max_rejected_share": 0.02}), tmp_path / "run", 0
+    config, run, stopped = make_config({"max_rejected_share": 0.02}, logistic=True), tmp_path / "run", 0
     while not (run / "summary.json").exists():
         left = iter([None] * 3)
         with contextlib.suppress(Interrupted):
@@ -179,27 +178,18 @@ def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, wh
     assert_measured_as(run, whole)
 
 
-def test_a_run_that_was_broken_off_measures_again(growing_log, tmp_path):
-    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 10**6}})
+def test_a_run_that_is_broken_off_before_and_between_its_checkpoints_measures_the_same(
+    growing_log, whole, tmp_path
+):
+    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 500}}, logistic=True)
+    for last in (350, 800):
 
-    def fail(position: int, _: object) -> None:
-        if position > 900:
-            raise KeyboardInterrupt
+        def fail(position: int, _: object, last: int = last) -> None:
+            if position > last:
+                raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(growing_log, config, tmp_path / "run", fail)
-    # Nothing was saved of that pass, so that the next one may be over another log.
-    other = log_of(tmp_path / "other", GROWING, seed=1)
-    for name in ("run", "alone"):
-        train(other, config, tmp_path / name)
-    assert_measured_as(tmp_path / "run", tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_between_its_checkpoints_measures_the_same(growing_log, whole, tmp_path):
-    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 200}})
-    for batches in (16, 4, 5):
-        assert run_killed(growing_log, config, tmp_path / "run", kill_at=("learn.after", batches)) == -9
+        with pytest.raises(KeyboardInterrupt):
+            train(growing_log, config, tmp_path / "run", fail)
     train(growing_log, config, tmp_path / "run")
     assert_measured_as(tmp_path / "run", whole)
 

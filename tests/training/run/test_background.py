@@ -7,17 +7,6 @@ import pytest
 from ctr.training.run.files import Background
 
 
-def test_jobs_are_done_in_order_by_another_thread():
-    done: list[tuple[int, bool]] = []
-    background, here = Background("in-order"), threading.current_thread()
-    for number in range(20):
-        background.submit(lambda number=number: done.append((number, threading.current_thread() is here)))
-    background.wait()
-    assert done == [(number, False) for number in range(20)]
-    background.close()
-    assert "in-order" not in "".join(thread.name for thread in threading.enumerate())
-
-
 def test_they_do_not_pile_up():
     background, may_go, given = Background("test"), threading.Event(), []
 

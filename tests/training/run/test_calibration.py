@@ -14,7 +14,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.observers.metrics import last_window
 from ctr.training.run.summary import calibration_text, calibration_warning, summary_text
 from ctr.training.session import train
-from small_runs import make_config
+from growing_logs import ADAGRAD
+from small_runs import make_config, merged
 
 
 def summary_of(shift, top_shift=0.0, late_shift=None):
@@ -115,7 +116,8 @@ def test_a_run_warns_at_its_end_and_shows_the_line(log, tmp_path, caplog):
 
     def of_prior(prior: float) -> dict:
         caplog.clear()
-        config = make_config({"optimizer": rates, "model": {"prior": prior, "init_scale": 0}})
+        changes = {"optimizer": rates, "model": {"prior": prior, "init_scale": 0}}
+        config = make_config(merged(ADAGRAD, changes))
         run = tmp_path / str(prior)
         with caplog.at_level(logging.WARNING):
             summary = train(log, config, run)

@@ -15,39 +15,15 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.io.errors import InputError
 from ctr.training.observers.observer import Scored, Turn
-from ctr.training.observers.predictions import PREDICTION_COLUMNS, Predictions
+from ctr.training.observers.predictions import Predictions
 from ctr.training.run.directory import (
     adopt_config,
     adopt_environment,
     only_process,
 )
-from ctr.training.run.files import GrowingFile
 from ctr.training.run.results import timing_before
 from ctr.training.run.summary import TIMING
 from small_runs import make_config
-
-
-def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    file = GrowingFile.open(path, 0)
-    file.append({"a": 1})
-    file.sync()
-    length = file.length
-    assert length == path.stat().st_size
-    file.append({"b": 2})
-    with pytest.raises(ValueError, match="JSON compliant"):
-        file.append({"a": float("nan")})
-    file.close()
-    file = GrowingFile.open(path, length)
-    file.append({"c": 3})
-    file.close()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1}, {"c": 3}]
-    # One that lost lines is refused and left as it is.
-    before = path.read_bytes()
-    for gone, size in ((path, len(before)), (tmp_path / "gone.jsonl", 0)):
-        with pytest.raises(InputError, match=rf"{gone.name}: has {size} bytes, 99 at the checkpoint"):
-            GrowingFile.open(gone, 99)
-    assert path.read_bytes() == before
 
 
 def test_a_run_belongs_to_its_configuration(tmp_path):
@@ -149,28 +125,8 @@ def add(run: Any, predictions: Predictions, batches: Sequence[Batch]) -> int:
     return int(predictions.checkpoint()["rows"])
 
 
-def test_predictions_are_written_up_to_each_checkpoint_and_from_so_many_rows_on(run, log, schema):
-    batches, predictions = batches_of(log, schema), begun(run)
-    add(run, predictions, batches[:4])
-    add(run, predictions, [])
-    assert add(run, predictions, batches[4:6]) == sum(len(batch.rows) for batch in batches[:6])
-    paths = sorted((run.run_dir / "predictions").iterdir())
-    assert [path.name for path in paths] == [f"{batches[place].end:020d}.parquet" for place in (3, 5)]
-    tables = [pq.read_table(path) for path in paths]
-    assert all(tuple(table.column_names) == PREDICTION_COLUMNS for table in tables)
-    for table, expected in zip(tables, (batches[:4], batches[4:6]), strict=True):
-        for name in PREDICTION_COLUMNS[:-1]:
-            values = np.concatenate([getattr(batch.rows, name) for batch in expected])
-            np.testing.assert_array_equal(table.column(name).to_numpy(), values)
-        assert (
-            table.column("logit").to_pylist()
-            == np.concatenate([logits(batch) for batch in expected]).tolist()
-        )
-    # They do not wait for a checkpoint without end.
-    for path in paths:
-        path.unlink()
-    run.position.examples = 0
-    add(run, begun(run, part_rows=120), batches)
+def test_predictions_do_not_wait_for_a_checkpoint_without_end(run, log, schema):
+    add(run, begun(run, part_rows=120), batches_of(log, schema))
     written = [pq.read_metadata(path).num_rows for path in sorted((run.run_dir / "predictions").iterdir())]
     assert len(written) > 5 and all(120 <= rows < 120 + 50 for rows in written[:-1])
 

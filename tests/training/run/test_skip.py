@@ -23,14 +23,14 @@ from ctr.training.config import TrainConfig
 from ctr.training.run.directory import add_skips, only_process
 from ctr.training.run.position import Position, note_step
 from ctr.training.session import train
-from growing_logs import STANDS, assert_same, newest_checkpoint
+from growing_logs import ADAGRAD, STANDS, assert_same, newest_checkpoint
 from numerical_faults import injected
-from small_runs import SMALL, draw_examples, make_config, publish
+from small_runs import SMALL, draw_examples, make_config, merged, publish
 
 # Three batches at least.
 BAD = dict.fromkeys(range(600, 700), math.inf)
 CONTENT: dict[str, Any] = {
-    **SMALL,
+    **merged(SMALL, ADAGRAD),
     "checkpoint": {"every_examples": 400},
     "export": {"every_examples": 240, "keep": 9},
     "max_skipped_steps": 3,
@@ -126,7 +126,7 @@ def test_nothing_is_learned_from_a_batch_with_a_row_of_a_range(log, tmp_path):
     for is_whole in begun:
         skip = () if is_whole else ((100, 101), (203, 240))
         with injected(begun=lambda begin, _, seen=begun[is_whole]: seen.add(begin)):
-            train(log, make_config({"max_rejected_share": 0.02, "skip": skip}), tmp_path / f"{is_whole}")
+            train(log, make_config({"skip": skip}, logistic=True), tmp_path / f"{is_whole}")
     starts = sorted(begun[True])
     ends = [*starts[1:], 10**6]
     left_out = {
@@ -139,7 +139,7 @@ def test_nothing_is_learned_from_a_batch_with_a_row_of_a_range(log, tmp_path):
     last = starts[4] - 1
     with injected(begun=lambda begin, _: begun[True].discard(begin)):
         skip = ((last, last + 1),)
-        summary = train(log, make_config({"max_rejected_share": 0.02, "skip": skip}), tmp_path / "last")
+        summary = train(log, make_config({"skip": skip}, logistic=True), tmp_path / "last")
     assert begun[True] == {starts[3]} and summary["left_out_rows"] > 1
     assert summary["examples"] == json.loads((tmp_path / "True/summary.json").read_text())["examples"]
 

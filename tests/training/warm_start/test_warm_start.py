@@ -93,17 +93,15 @@ def test_a_feature_of_other_ids_or_of_another_width_begins_fresh(old, tmp_path):
     assert rows.by_id("item") == {} and rows.by_id("user") == before.by_id("user") != {}
 
 
-@pytest.mark.parametrize("policy", ["score", pytest.param("none", marks=pytest.mark.soak)])
-def test_as_many_ids_and_shared_rows_are_taken_as_there_are(old, whole, tmp_path, policy):
-    changes = {"ids": {"capacities": {"user": 10}, "eviction": {"policy": policy}, "shared_rows": 3}}
+def test_as_many_ids_and_shared_rows_are_taken_as_there_are(old, whole, tmp_path):
+    changes = {"ids": {"capacities": {"user": 10}, "eviction": {"policy": "score"}, "shared_rows": 3}}
     rows = Rows(begun(old, whole, config_of(changes), tmp_path / "run"), SCHEMA.features, changes)
     before = Rows(weights(old))
     taken, known = rows.by_id("user"), before.by_id("user")
     assert len(taken) == 10 < len(known) and taken.items() <= known.items()
     assert rows.by_id("tags") == before.by_id("tags")
-    if policy == "score":
-        # None of those left out was seen later and more often.
-        assert max(one[3] for one in taken.values()) == max(one[3] for one in known.values())
+    # None of those left out was seen later and more often.
+    assert max(one[3] for one in taken.values()) == max(one[3] for one in known.values())
     for name in SCHEMA.growing:
         (found, sums), (expected, _) = rows.fixed(name), before.fixed(name)
         # The row of a missing value is what it was; nobody has learned anything from the others yet.
