@@ -58,7 +58,7 @@ def evicted_first(
     places: np.ndarray | None = None,
     group: Workers = ALONE,
 ) -> np.ndarray:
-    """Chooses the ids to evict; ``none``, which evicts nobody, chooses as ``least_recent``.
+    """Chooses the ids to evict; policy ``none``, which evicts no id, orders them as ``least_recent`` does.
 
     ``score`` is frequency / (time since last seen + half-life / 100). Recency alone evicts rare but regular ids in
     favor of an id seen once, a moment ago; frequency alone keeps formerly popular ids and evicts new ones. Their
