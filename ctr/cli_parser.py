@@ -1,4 +1,4 @@
-"""Commands by click: a function's signature defines its usage, and its docstring its help. Loads no TensorFlow.
+"""Commands built with click: a signature defines the usage, and a docstring the help. Loads no TensorFlow.
 
 Positional parameters are arguments of the command, the others its options. An annotation has the type, the name of the
 value and the help, and then optionally a function that completes a value::

@@ -117,7 +117,7 @@ def replay(options: TriesOptions) -> None:
 
 
 def search(options: SearchOptions) -> None:
-    """Search for the architecture that is most accurate at a cost, and evaluate it on the held-out half.
+    """Search for the architecture that is most accurate at a target cost, and evaluate it on the held-out half.
 
     The workers of --beam-options see the log and the output directory under the same paths.
     """
@@ -163,7 +163,7 @@ def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Outcome
     if failures:
         causes = joined([f"{name}: {failure.error}" for name, failure in failures.items()])
         text, hint = f"{len(failures)} failed: {causes}", "rerun the same command to try again"
-        # If any of them may pass, a retry makes sense.
+        # If any of the faults may pass, a retry makes sense.
         raise InputError(text, hint).ending_with(max(failure.status for failure in failures.values()))
 
 
@@ -199,9 +199,9 @@ def evaluate(
     by_day: Annotated[bool, "measure each day of query times, in UTC, by itself, too"] = False,
     beam_options: BeamOptions = "",
 ) -> None:
-    """Measure predictions, recorded ones of any size or those of another model, or compare two sets of them.
+    """Measure recorded predictions of any size, or another model's, or compare two sets of predictions.
 
-    With --label the rows of --against are the same in the same order; without it they are joined by their ids.
+    With --label, --against has the same rows in the same order; without it, rows are joined by their ids.
     """
     from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 
@@ -251,7 +251,7 @@ def history(
     out: Annotated[Path, "FILE", "Parquet file: key, values (the latest one last) and their times"],
     feature: Annotated[Text, "NAME", "the feature with the history, where there are several"] = None,
 ) -> None:
-    """Write what the histories of a log know at its end, for a feature store."""
+    """Write a history at the end of a log, for a feature store."""
     from ctr.data.history_state import write_history
 
     keys = write_history(log, feature, out)

@@ -1,4 +1,4 @@
-"""Demo: the commands that train the model of "On the Factory Floor" on a simulated log, as ``ctr demo`` runs them."""
+"""The demo: commands that train the model of "On the Factory Floor" on a simulated log, as ``ctr demo`` runs them."""
 
 import shlex
 from pathlib import Path
@@ -23,8 +23,8 @@ report {out}/student {out}/default {out}/logistic --out {out}/report.html
 
 
 def check_demo_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of ``ctr demo``."""
-    # Every demo has it, because the log is written first.
+    """Raises InputError if a directory is not empty and was not written by ``ctr demo``."""
+    # Every demo has this folder, because the log is written first.
     check_output_folder(out, "a demo", lambda path: (path / "simulated").is_dir())
 
 

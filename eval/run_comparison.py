@@ -48,7 +48,7 @@ class Cost:
     a: float | None
     b: float | None
     ratio: float | None = None  # b / a
-    span: tuple[float, float] | None = None  # of b / a, of a step: from the quartiles of steps
+    span: tuple[float, float] | None = None  # the range of b / a for a step, from the quartiles of steps
 
     @property
     def verdict(self) -> str:
@@ -66,7 +66,7 @@ class NotComparableError(InputError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that differs: its path, and its value by the name of each tree that has it."""
+    """A setting that differs: its path, and its value for each tree, by name, that has the setting."""
 
     key: str
     values: dict[str, Any]
@@ -102,8 +102,8 @@ class RunComparison:
         """Returns all numbers as a tidy table (`ctr.eval.tidy`).
 
         ``METRIC`` and costs are of the runs ``a`` and ``b``; ``METRIC_difference`` is b - a, ``METRIC_change_percent``
-        the same in percent of a's, ``METRIC_significant`` 1 where the interval of the difference excludes 0, 0 where
-        not, and absent without an interval. ``COST_ratio`` is b / a, with the range that `Cost` describes.
+        the same in percent of a's. ``METRIC_significant`` is 1 if the difference's interval excludes 0, else 0, and
+        absent without an interval. ``COST_ratio`` is b / a, with the range that `Cost` describes.
         """
         rows: list[Row] = []
         for name, run in (("a", self.run_a), ("b", self.run_b)):
@@ -244,7 +244,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 
 def differing_keys(trees: Mapping[str, dict[str, Any]]) -> list[Difference]:
-    """Returns the differences of named trees of settings, by ascending key."""
+    """Returns the settings in which trees, given by name, differ, sorted by key."""
     flat = {side: leaves(tree) for side, tree in trees.items()}
     differences = []
     for key in sorted(set().union(*flat.values())):

@@ -24,7 +24,7 @@ from ctr.models.dcn import Weights, stacked, tower_outputs
 
 
 class TowerInput(NamedTuple):
-    """The input of a tower for B rows: c = 1, or the number of components where each has separate embeddings.
+    """The input of a tower for B rows: c = 1, or the number of components if each has separate embeddings.
 
     Attributes:
         e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
@@ -64,7 +64,7 @@ def forward(
     """Computes the scores of B rows.
 
     Args:
-        weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.
+        weights: see ``ctr.models.initial_weights``; weights of a rank head, which only training uses, may be missing.
         inputs: inputs of each tower of a factorized model, otherwise of ``quality`` alone.
         alpha2: float32 scalar in [0, 1].
         compiled: see ``ctr.models.dcn.hidden_layers``.
@@ -157,7 +157,7 @@ def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
     """
     if logits.shape[0] == 1:
         return logits[0]
-    # Both sums are of the same n terms, whose divisor cancels.
+    # Both sums have n terms, so that the divisor n cancels.
     clicked = tf.reduce_logsumexp(-tf.nn.softplus(-logits), axis=0)
     return clicked - tf.reduce_logsumexp(-tf.nn.softplus(logits), axis=0)
 
@@ -166,8 +166,8 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     """Computes logits, float32 [B], of products s, float32 [B]: tau of p = tau(Q . U) (FF section 6).
 
     Without pieces, scale * s + bias. Otherwise a learned continuous function of linear pieces, each of which increases:
-    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded. Both
-    start increasing, with tau(0) = prior.
+    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded. The
+    initial function, with pieces or without, increases and has tau(0) = prior.
 
     Args:
         weights: weights of the component.
@@ -179,7 +179,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
 
     def clip(s: tf.Tensor) -> tf.Tensor:
         """Clips s to each piece."""
-        # At a joint the slope is that of the piece above: minimum and maximum alone would give both pieces'.
+        # At a joint only the piece above has a slope: minimum and maximum alone would count the slopes of both pieces.
         outside = tf.stop_gradient(tf.minimum(tf.maximum(s, lower), upper))
         return tf.where((s >= lower) & (s < upper), s, outside)
 

@@ -6,9 +6,9 @@ weights, one Newton step from 0 gives its most probable value::
 
     u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))
 
-summed over the query's rows of weights w, with the sum n; m is the mean of p and of y, halfway between predictions
-and clicks. Where predictions are far from the clicks, as for the first rows, p (1 - p) underestimates the curvature in
-between, and a step by it alone would overshoot.
+summed over the query's rows, whose weights w add up to n; m is the weighted mean of all p and y, halfway between
+predictions and clicks. Where predictions are far from the clicks, as for the first rows, p (1 - p) underestimates the
+curvature in between, and a step with it alone would overshoot.
 
 Weights learn from the residual of u. For a weight that all rows of a query share, the query counts as a single row with
 the curvature H / (1 + s H). A bias is shared by all rows: it learns from a query's gradient and curvature, both divided
@@ -26,7 +26,7 @@ def query_effect(
     """Computes the effects of the queries of B rows.
 
     Args:
-        query: int32 [B], the number of each row's query, below B.
+        query: int32 [B], the index of each row's query, below B.
         probability, label, weight: p, y and w, float32 [B].
 
     Returns:
@@ -47,7 +47,7 @@ def query_effect(
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
     """Computes the factors 1 / (1 + s H), float32 [B], for the gradient and the curvature of a bias.
 
-    ``query``: as in ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
+    ``query`` is as in ``query_effect``; ``curvature`` is w p (1 - p), float32 [B].
     """
     total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
     return tf.gather(1.0 / (1.0 + VARIANCE * total), query)

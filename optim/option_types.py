@@ -18,7 +18,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _python_number(value: Any) -> Any:
-    """Converts a NumPy scalar, as sweeps over ranges give it, to a Python number, which JSON takes."""
+    """Converts a NumPy scalar, as sweeps over ranges pass it, to a Python number, which JSON can hold."""
     return value.item() if isinstance(value, np.integer | np.floating) else value
 
 
@@ -36,7 +36,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 
 
 def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with ``changes`` merged into them, in groups too; another ``kind`` starts at its defaults.
+    """Returns options with ``changes`` merged in, also inside groups; another ``kind`` starts at its defaults.
 
     Both are mappings of plain values, as ``dataclasses.asdict`` returns them.
     """
@@ -56,8 +56,8 @@ def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def option_dataclass(config: ConfigDict = STRICT) -> Callable[[type[OptionsT]], type[OptionsT]]:
     """Returns a decorator for frozen dataclasses of options, whose errors have one line each.
 
-    Such a class raises TypeError for an unknown option, and names the one that was meant, and
-    ValueError for an invalid value, with the path of the option.
+    Such a class raises TypeError for an unknown option, with a suggestion of a similar one, and ValueError for
+    an invalid value, with the path of the option.
     """
 
     def decorate(options: type[OptionsT]) -> type[OptionsT]:
@@ -85,7 +85,7 @@ def names_of(options: Any) -> list[str]:
 
 
 def check_names(title: str, values: Iterable[str], names: Sequence[str]) -> None:
-    """Raises TypeError for a keyword that is none of ``names``, with the name that was meant."""
+    """Raises TypeError for a keyword that is not in ``names``, with a suggestion of a similar one."""
     for name in values:
         if name not in names:
             raise TypeError(f"{title} has no option {name!r}{_meant(name, names)}")
@@ -101,10 +101,10 @@ def _describe_fault(options: type[Any], fault: Any) -> str:
         *groups, name = fault["loc"]
         group = options()
         for part in groups:
-            # The kind of a group stands in the path behind its name.
+            # The path contains the kind of a group after the group's name.
             group = getattr(group, part, group if part == getattr(group, "kind", None) else None)
         return f"unknown option {path}" + ("" if group is None else _meant(name, names_of(group)))
     if fault["type"] == "value_error":
-        # About several options, which the message names.
+        # The fault is about several options, which the message names.
         return f"{path}: {message}".removeprefix(": ").replace("Value error, ", "")
     return f"{path} is {fault['input']!r}; allowed: {message.removeprefix('Input should be ')}"

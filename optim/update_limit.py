@@ -26,7 +26,7 @@ def limit_update(
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute
     within = tf.where(size > 0, limit / tf.where(size > 0, size, tf.ones_like(size)), tf.ones_like(size))
-    # False for NaN, too; the quotient of an infinite update is 0 by itself, unless the limit is infinite, too.
+    # Also False for NaN. The quotient of an infinite update is already 0, unless the limit is infinite.
     sound = tf.math.is_finite(update) & (within >= 0)
     within = tf.where(sound, within, tf.zeros_like(within))
     least = tf.reduce_min(within)

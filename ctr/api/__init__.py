@@ -170,14 +170,14 @@ def evaluate(
         logit: the column of the logits.
         query: the column of the queries, values of any type; None: each row is a query, and there is no PerQueryAUC.
         weight: the column of the weights; None: each row counts once.
-        slice: columns by whose values calibration, logloss and AUC are measured, too.
+        slice: columns; calibration, logloss and AUC are also measured for each of their values.
         against: predictions of the same rows in the same order, in columns of the same names, to compare with
             ``frame``, which is the baseline.
 
     Returns:
         Metrics with 95% intervals over queries, as in ``summary.json``: ``auc``, ``per_query_auc``, ``logloss``,
-        ``calibration_ratio`` and others. With ``against``: ``a`` and ``b`` have them, ``metrics`` the paired
-        differences b - a, and ``prediction_difference`` the mean relative difference of the predictions.
+        ``calibration_ratio`` and others. With ``against``, ``a`` and ``b`` hold the metrics of each side, ``metrics``
+        the paired differences b - a, and ``prediction_difference`` the mean relative difference of the predictions.
 
     Raises:
         InputError: columns are missing, or a value is not allowed; it names the columns, or the row.

@@ -5,7 +5,7 @@
     LOG/histories/END-DIGEST.parquet    the histories at END, from the partitions whose manifests have this digest
 
 Histories depend on the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value`` (ids)
-and ``time``, saves reading the partitions: without it, or after a partition was added late, shards are read again, with
+and ``time``, saves reading the partitions: without it, or if a partition is added late, the shards are read again, with
 the same result.
 """
 
@@ -47,7 +47,7 @@ class Histories:
     """The histories of a growing log: ``fill`` the rows of a partition, ``add`` them when they are staged."""
 
     def __init__(self, log: Path, schema: Schema, checked: bool = True) -> None:
-        """Reads nothing yet; ``checked``: a partition that is not published, before others that are, is an error."""
+        """Reads nothing yet; ``checked``: an unpublished partition before published ones is an error."""
         self._log, self._schema = log, schema
         self._among = None if checked else frozenset[str]()
         self._histories = schema.histories
@@ -115,7 +115,7 @@ class Histories:
             (self._log / FOLDER / name).unlink(missing_ok=True)
 
     def _move_to(self, start: int) -> None:
-        """Reads on in the published partitions, up to those that end by ``start``."""
+        """Reads the next published partitions, up to the last one that ends by ``start``."""
         if start == self._at:
             return
         manifests = [manifest for manifest in self._read_manifests() if manifest.end <= start]
@@ -182,7 +182,7 @@ def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> H
 def write_history(log: Path, name: str | None, out: Path) -> int:
     """Writes a history at the end of a log as Parquet, for a feature store; returns the number of keys.
 
-    Raises InputError: ``out`` is another kind of file, or as ``history_table`` does.
+    Raises InputError if ``out`` is another kind of file, or for the reasons of ``history_table``.
     """
     check_output_file(out, "what ctr history wrote", _is_history)
     table = history_table(log, name)
@@ -198,11 +198,11 @@ def _is_history(path: Path) -> bool:
 
 
 def history_table(log: Path, name: str | None) -> pa.Table:
-    """Returns a history at the end of the log, a row for each key: the named feature's, or the only one.
+    """Returns the named feature's history, or the only one, at the end of the log, a row for each key.
 
-    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (of their queries, in
-    microseconds); a server sends values at least ``after`` old. Raises InputError: the log has no such history, or does
-    not store the raw values of the features that it names.
+    Its columns are ``key`` (string), ``values`` (list of strings, the latest last) and ``times`` (of their queries, in
+    microseconds). A server sends values that are at least ``after`` old. Raises InputError: the log has no such
+    history, or does not store the raw values of the features that it names.
     """
     schema = read_schema(log)
     names = list(schema.histories)

@@ -71,16 +71,16 @@ class TopId:
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """One feature of a log. If not ``exact``, ``ids`` has a standard error of 0.8%, and counts lack ``shortfall``."""
+    """One feature of a log. If not ``exact``, ``ids`` and counts of top ids are estimates."""
 
     name: str
     kind: str
     tower: str
     width: int | None
-    buckets: int | None  # the number of ids that it may have; None where they grow
-    ids: int  # distinct ids that occur, without missing
+    buckets: int | None  # the number of ids that it may have; None if they grow
+    ids: int  # distinct ids that occur, without missing; an estimate has a standard error of 0.8%
     exact: bool  # whether ``ids`` and the shares of top ids are
-    shortfall: int
+    shortfall: int  # the most by which the count of a top id may be too low
     missing: float  # share of the rows without a value
     values_per_row: float | None  # their mean; None for a single-valued feature
     full_rows: float | None  # share of rows with ``max_values`` values, some perhaps cut; None for others
@@ -111,15 +111,15 @@ class LogSummary:
     bytes: int
     shards: int
     faulty_rows: (
-        int  # with a label, a weight or an id that is none (``ctr.data.reader.FAULTS``); not in what follows
+        int  # with an invalid label, weight or id (``ctr.data.reader.FAULTS``); left out of the counts below
     )
     first: int | None
     last: int | None
     max_query_rows: int
-    ranked_queries: int  # queries with both a click and a non-click, which PerQueryAUC is about
+    ranked_queries: int  # queries with both a click and a non-click, over which PerQueryAUC averages
     metric_weight: float  # mean of the rows' weights; 1 without weights
     weighted_click_rate: float | None
-    period: int  # length of the entries of ``over_time``, in microseconds; periods without rows are there too
+    period: int  # length of the entries of ``over_time``, in microseconds; periods without rows are included
     over_time: tuple[Period, ...]
     partitions: tuple[Partition, ...]
     gaps: tuple[Span, ...]  # spans between two partitions that no partition covers
@@ -134,7 +134,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError: damage."""
+    """Summarizes a log in one pass; ``progress`` gets the newly read rows. Raises InputError if the log is damaged."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():

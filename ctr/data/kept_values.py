@@ -4,9 +4,9 @@
 
     LOG/values/START-END-HASH.parquet    of one partition; the manifest has its hash
 
-Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It describes
-the partition's rows alone, and is complete before the partition's manifest is published. Of several values of one id it
-has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary,
+Each file has the columns ``feature``, ``id`` (int64; a fingerprint if ids grow) and ``value``, sorted. It describes
+the partition's rows alone, and is complete before the partition's manifest is published. If several values share an id,
+it has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary,
 except features that a history names: ``ctr history`` writes all of their values.
 """
 
@@ -29,7 +29,7 @@ MOST_VALUES = 10_000
 VALUE_PREFIX = "@value:"
 """Prefix of a feature's name in the name of its column of raw values, beside a shard's columns."""
 
-_FIRST_ROWS = 65_536  # show that a feature has too many values, sooner than all do
+_FIRST_ROWS = 65_536  # are checked first: they often show already that a feature has too many values
 _MISSING = "missing"
 
 
@@ -58,7 +58,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
 
 
 def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with the allowed names, for a repeated name, or the name of no feature with raw values."""
+    """Raises ValueError, with the allowed names, if a name is repeated or is not of a feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
     all_names = {feature.name for feature in features}
@@ -163,12 +163,12 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads the values of ids, by feature, as far as dictionaries have them; of several values the smallest.
+    """Reads the values of ids, by feature, that dictionaries have; if several values share an id, the smallest.
 
     Raises InputError: a dictionary is missing or damaged.
     """
     log = Path(log)
-    # What a history lists are values of another feature.
+    # A history lists the values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
     listed_of = {name: listed.get(name, name) for name in wanted}
     sought: dict[str, set[int]] = {name: set() for name in listed_of.values()}

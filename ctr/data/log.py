@@ -38,7 +38,7 @@ _PARTITION_LENGTH = 39
 
 
 class ShardEntry(StrictModel):
-    """Entry of a shard in a manifest; times are query times in microseconds."""
+    """Manifest entry of a shard; times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     rows: int = Field(ge=1)
@@ -50,7 +50,7 @@ class ShardEntry(StrictModel):
 
 
 class ValuesEntry(StrictModel):
-    """Entry of a dictionary of values in a manifest; its file is named by the partition and the hash."""
+    """Manifest entry of a dictionary of raw values, whose file is named by the partition and the hash."""
 
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -60,8 +60,8 @@ class Manifest(ShortModel):
     """One published partition [start, end) of query time, in microseconds, and the number of ``distinct`` growing ids.
 
     ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty if not
-    counted (``ctr.data.shards.stage_partition``). ``labeled``: False where the rows have no labels. ``values``: the
-    dictionary of its values; None where it has none.
+    counted (``ctr.data.shards.stage_partition``). ``labeled`` is False if the rows have no labels. ``values`` is
+    the dictionary of its values, or None.
     """
 
     left_out = ("distinct", "pages", "labeled", "values")
@@ -109,7 +109,7 @@ def partition_name(start: int, end: int) -> str:
 
 def shard_file(partition: str, index: int, sha256: str) -> str:
     """Returns the file name of a shard of a partition, by its number and its content."""
-    # The hash in the name lets two publishers of different content not overwrite each other's shard.
+    # The hash in the name keeps publishers of different content from overwriting each other's shards.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
 
@@ -243,8 +243,8 @@ def read_manifests(
 ) -> list[Manifest]:
     """Returns all partitions in order of time; manifests in ``cached`` are not read again.
 
-    Raises InputError: a manifest is damaged, overlaps another, or (of the names ``among``, None: of all) was lost while
-    its shards are still there; or the rows lack the labels that are needed.
+    Raises InputError: a manifest is damaged, overlaps another, or was lost while its shards remain (only the names
+    ``among``, or all if None, are checked); or the rows lack required labels.
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
@@ -311,15 +311,15 @@ def published_partitions(
 ) -> list[tuple[int, int]]:
     """Lists ``partitions_in`` a folder of manifests. Raises InputError where one before the last is lost.
 
-    Shards that overlap a published partition are ignored: another publisher was first. Only names ``among`` are
-    checked.
+    Shards that overlap a published partition are ignored, because another publisher was first. Only names in
+    ``among`` are checked.
     """
     while True:
         partitions = partitions_in(manifests)
         lost = _first_lost(shards, partitions, among)
         if lost is None:
             return partitions
-        # Unless it was published while names were listed, when a listing may omit new names.
+        # Unless it was published during the listing, which may omit new names.
         if not (manifests / f"{lost}.json").is_file():
             raise InputError(
                 f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "

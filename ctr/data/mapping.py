@@ -1,4 +1,4 @@
-"""Mapping file of tables, described in docs/howto/tables.md: converts raw files to examples."""
+"""The mapping file of tables, which converts raw files to examples; docs/howto/tables.md describes it."""
 
 import functools
 import re
@@ -35,7 +35,7 @@ class DelimitedInput(StrictModel):
         pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also with ``.gz`` and
             ``.zst``.
         skip_lines: the number of lines at the beginning of each file before the header and the rows, such as comments.
-        header: whether the first line, of those that are not skipped, names the columns.
+        header: whether the first line that is not skipped names the columns.
         columns: the names of the columns, if ``header`` is false.
         delimiter: the character between fields. Null: comma for csv, tab for tsv.
         quoting: whether values may be in double quotes, and may then contain delimiters, line ends and doubled quotes.
@@ -162,7 +162,7 @@ class Time(StrictModel):
         unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
         zone: the zone of times without an offset, such as ``Europe/Berlin``. Null: UTC.
-        ambiguous: with ``zone``, which of both is meant by a local time that occurs twice, at the end of summer
+        ambiguous: with ``zone``, which of the two is meant by a local time that occurs twice, at the end of summer
             time. Null: its row is rejected.
         first: earlier times are rejected. Null: those before 1970.
         last: later times are rejected. Null: those after 9999.
@@ -412,11 +412,11 @@ class Mapping(ShortModel):
         derive: new columns by name.
         partition: a duration of query time: the log is published in units of this length. A partition must fit in
             memory.
-        shard_rows: after this many rows of a partition, the next query begins a new file.
+        shard_rows: after this many rows of a partition, the next query starts a new file.
         features: the features, in the order in which they are stored.
         keep_values: features whose raw values are stored beside the log, where a partition has at most 10,000 of them:
-            reports and ``ctr inspect`` then show the values behind ids. Only hashed features have any: no numbers,
-            vectors and vocabularies.
+            reports and ``ctr inspect`` then show the values behind ids. Only hashed features have raw values to store,
+            not numbers, vectors or vocabularies.
     """
 
     left_out = ("labels",)

@@ -1,4 +1,4 @@
-"""Example log as a stream of column blocks in its order, each verified before use."""
+"""Reads an example log in order, as blocks of columns, each verified before use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ LARGEST_WEIGHT = 1e9
 
 KEYS = ("query_time", "timestamp", "query_id", "example_id")
 
-# Reasons for which a row cannot be trained on or scored, by their codes in Rows.fault. Of several the first counts.
+# Reasons why a row cannot be trained on or scored, by their codes in Rows.fault. If several apply, the first counts.
 FAULTS = (
     "",
     "label is neither 0 nor 1",
@@ -37,11 +37,11 @@ _ROWS_AT_ONCE = 4096
 class Rows:
     """N rows of a log; times in microseconds, UTC."""
 
-    query_time: np.ndarray  # int64 [N], and so the next three
+    query_time: np.ndarray  # int64 [N], as are the next three
     timestamp: np.ndarray
     query_id: np.ndarray
     example_id: np.ndarray
-    label: np.ndarray  # float32 [N], and so the next two
+    label: np.ndarray  # float32 [N], as are the next two
     train_weight: np.ndarray
     metric_weight: np.ndarray
     ids: np.ndarray  # [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64
@@ -102,9 +102,9 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def add_query_size(rows: Rows, schema: Schema) -> Rows:
-    """Adds the size of queries to rows of whole queries, if the schema has it and they do not.
+    """Adds the column of query sizes to rows of whole queries, if the schema has it and the rows do not.
 
-    Faulty rows count, too: users saw them.
+    Faulty rows also count, because users saw them.
     """
     if not schema.counts_rows or rows.ids.shape[1] != len(schema.stored.single_valued):
         return rows
@@ -113,7 +113,7 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
 
 
 def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Returns which rows have an id ([N, F]) that is negative or not below its feature's bound; None: no bound."""
+    """Returns which rows have an id ([N, F]) that is negative or not below its feature's bound; None allows any id."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -133,7 +133,7 @@ def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
 def rows_of_table(table: pa.Table, schema: Schema, first: int, labeled: bool = True) -> Rows:
     """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, and marks its faulty rows.
 
-    Adds features that are counted (``Schema.counts_rows``). ``labeled``: False: the rows have no labels.
+    Adds features that are counted (``Schema.counts_rows``). ``labeled`` is False for rows without labels.
     """
     whole, schema = schema, schema.stored
     count = table.num_rows
@@ -173,7 +173,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """Reads rows from position ``start`` on, with query times in [begin, end). Raises InputError: a damaged shard."""
+    """Reads rows from ``start`` on with query times in [begin, end). Raises InputError if a shard is damaged."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

@@ -7,7 +7,7 @@
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the decisions of
 two configurations. Partitions are published one by one: the same command completes an interrupted sampling, and
-samples partitions that were added to LOG since.
+samples partitions that have been added to LOG since.
 """
 
 from collections import Counter
@@ -131,7 +131,7 @@ def adopt_record(path: Path, record: StrictModel) -> None:
 
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
     """Computes the ids of a rule's values. Raises InputError for an unknown feature or value."""
-    # TensorFlow, which takes seconds to load, is needed for nothing else here.
+    # Nothing else here needs TensorFlow, which takes seconds to load.
     from ctr.data.ids.values import feature_ids
 
     try:
@@ -269,8 +269,8 @@ def write_decisions(
     Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool). ``progress``
     is called with the number of rows read since its last call; all rows are read once, and those in the time range
     once more if a teacher's recordings are checked first. Raises InputError: the name is taken by another
-    configuration or another kind of sidecar; the teacher lacks values; an unknown feature or value; nothing inside the
-    time range; a damaged log.
+    configuration or another kind of sidecar, the teacher lacks values, a feature or value is unknown, the time range
+    is empty, or the log is damaged.
     """
     folder = _check_name(log, name)
     _check_salt(log, config)
@@ -296,7 +296,7 @@ def write_decisions(
 def _check_name(log: Path, name: str) -> Path:
     """Returns the folder of a sampling's decisions. Raises InputError for the name of another kind of sidecar."""
     folder = new_sidecar_folder(log, name)
-    # Also of a sidecar that was begun, and has no partition yet.
+    # The folder of a sidecar that was begun may have no partition yet.
     if folder.exists() and any(folder.iterdir()) and not (folder / RECORD).exists():
         raise InputError(f"{folder} holds something other than sampling decisions: use another name")
     return folder
@@ -317,8 +317,8 @@ def write_sampled_log(
     """Writes the sampled examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
     It has the source's schema, its partitions within the time range, and its sidecars cut to the sampled rows.
-    Decisions of samplings are not copied: the ones behind ``out`` are in its weights already. Raises InputError
-    as ``write_decisions`` does, or where ``out`` is another log.
+    Decisions of samplings are not copied, because the weights of ``out`` already contain them. Raises InputError
+    as ``write_decisions`` does, or if ``out`` is another log.
     """
     decisions = _check_name(log, name)
     schema = read_schema(log)

@@ -1,14 +1,14 @@
 """Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are sampled at one constant rate. Uninformative examples, clicks or not, are sampled at another: low loss by
-a teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative in both
-ways gets that rate once; the rate of non-clicks multiplies it. Instead of low loss, the size of an example's gradient
-by that prediction may determine its rate. A sampled example is weighted by the inverse of its keep-probability, so
-every weighted sum over sampled examples is an unbiased estimate of the sum over all.
+Non-clicks are sampled at one constant rate. Uninformative examples, clicks or not, are sampled at another: their loss
+by a teacher's recorded prediction is low, or the user is unlikely to have seen them. An example that is uninformative
+in both ways gets that rate once; the rate of non-clicks multiplies it. Instead of low loss, the size of the loss
+gradient at that prediction may determine the rate. A sampled example is weighted by the inverse of its
+keep-probability, so every weighted sum over sampled examples is an unbiased estimate of the sum over all.
 
 The decision on an example depends on its example_id and a salt alone: all models train on the same data, in every log
-and order, and a higher rate selects all that a lower one does. With ``Strata`` it depends on the rows of the log up to
-it instead.
+and order, and a higher rate selects all examples that a lower one does. With ``Strata`` it depends instead on the
+rows of the log up to the example.
 """
 
 import math
@@ -28,7 +28,7 @@ from ctr.io.hashing import uniform_hash
 Rate = Annotated[float, Field(gt=0, le=1)]
 _Salt = Annotated[str, Field(min_length=1)]
 
-# A product of rates may come out a rounding below the floor that it is meant to equal.
+# By rounding, a product of rates may be slightly below the floor that it should equal.
 _ROUNDING = 1e-9
 
 _UNIT = 2**32
@@ -75,10 +75,10 @@ class LowLoss(ByTeacher):
 
 
 class Gradient(ByTeacher):
-    """A rate for each example in proportion to |y - p|, the size of its loss's gradient by the logit.
+    """A rate for each example in proportion to |y - p|, the size of the loss gradient with respect to the logit.
 
-    Of all rates with the same expected sample size, those in proportion to the size of the terms of a sum give the sum
-    the least variance. ``teacher`` may be a run of the same model: it recorded its predictions before it learned from
+    Among rates with the same expected sample size, rates proportional to the size of a sum's terms minimize the
+    variance of the sum. ``teacher`` may be a run of the same model: it recorded its predictions before it learned from
     the examples.
 
     Attributes:
@@ -92,7 +92,7 @@ class Gradient(ByTeacher):
     def rates(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
         """Computes the rates of N examples, float64 in (0, 1], from their labels and finite logits."""
         wrong_way = np.where(label > 0, -logit, logit).astype(np.float64)
-        # |y - p| is 1 / (1 + exp(-z)), of a logit of any size without overflow.
+        # |y - p| is 1 / (1 + exp(-z)), which does not overflow for logits of any size.
         size = np.exp(-np.logaddexp(0.0, -wrong_way))
         return np.clip(size / self.threshold, self.lowest_rate, 1.0)
 
@@ -144,8 +144,8 @@ class SamplingConfig(StrictModel):
         gradient: rates by the size of each example's gradient. Null: no such rule.
         stratify_by: a single-valued feature: sampling is systematic within each of its values, so that at any point of
             the log the number of sampled examples of a value differs from the sum of rates by less than one. Null:
-            each example is decided by itself.
-        min_rate: rates and products of rates below this end with an error: they lead to large weights, which make
+            each example is decided independently.
+        min_rate: the least allowed rate or product of rates; lower ones are refused, because large weights make
             training unstable.
         time_range: examples outside are dropped; the weights of the others do not change.
     """
@@ -220,7 +220,7 @@ def decide(
     low_visibility: np.ndarray | None = None,
     keep: Keep | None = None,
 ) -> Decisions:
-    """Decides for each of N examples whether it is selected, and with which weight.
+    """Decides which of N examples are selected, and their weights.
 
     ``teacher_logit`` is needed with ``uninformative.low_loss`` and with ``gradient``, ``low_visibility`` (bool [N])
     with the condition of this name, and ``keep`` (of ``Strata``) with ``stratify_by``. Raises InputError: the teacher
@@ -258,9 +258,8 @@ def decide(
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
     """Returns the names of the conditions by which examples are counted.
 
-    ``all``, ``clicks`` and ``non_clicks``; ``low_loss``, ``low_visibility`` and ``both`` as far as configured; with
-    either of them ``uninformative``, the union; ``low_gradient``, examples whose gradient is below its
-    threshold, if that is configured.
+    These are ``all``, ``clicks`` and ``non_clicks``; if configured, ``low_loss``, ``low_visibility``, ``both``, and
+    their union ``uninformative``; and, if configured, ``low_gradient``, examples with a gradient below its threshold.
     """
     none = np.zeros(0)
     return tuple(decide(config, none, none, none, none, none > 0, lambda rates: rates > 0).conditions)
@@ -307,10 +306,10 @@ class Strata:
     """Systematic sampling within strata: the sample size of each is the sum of the rates of its rows.
 
     The rows of a stratum lie one after the other on a line, each as long as its rate, and the line begins at an offset
-    u in [0, 1), a hash of the stratum. A row is selected if a whole number lies on it. So each is selected with the
-    probability of its rate; but the number of selected rows in any run of consecutive rows of the stratum differs
-    from the sum of their rates by less than one. Sums over the rows of one ad, from which its embedding learns, have
-    far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 20, 1949).
+    u in [0, 1), a hash of the stratum. A row is selected if a whole number lies on it. So each is selected with a
+    probability equal to its rate, but the number of selected rows in any run of consecutive rows of the stratum
+    differs from the sum of their rates by less than one. Sums over the rows of one ad, from which its embedding learns,
+    have far less noise (Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 20, 1949).
     Offsets are whole multiples of 2^-32, so that they do not depend on how the rows are divided into calls.
     """
 
@@ -328,6 +327,6 @@ class Strata:
         begins = [self._places.get(*both) for both in zip(strata.tolist(), drawn.tolist(), strict=True)]
         steps = np.rint(rate * _UNIT).astype(np.uint64)
         after = np.array(begins, np.uint64)[codes] + pd.Series(steps).groupby(codes).cumsum().to_numpy()
-        # Of several rows of a stratum the last one stays.
+        # If a stratum has several rows, the last one is stored.
         self._places |= zip(stratum.tolist(), (after & _FRACTION).tolist(), strict=True)
         return (after >> _SHIFT) > ((after - steps) >> _SHIFT)

@@ -192,7 +192,7 @@ class Schema(ShortModel):
 
     @property
     def histories(self) -> dict[str, History]:
-        """Returns the histories of earlier rows' values, by feature name."""
+        """Returns the settings of the features that list earlier rows' values, by feature name."""
         histories = {f.name: f.history for f in self.features if isinstance(f, Category)}
         return {name: history for name, history in histories.items() if history is not None}
 

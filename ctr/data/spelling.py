@@ -7,9 +7,9 @@ it (``12.0``, ``0.1``, ``1e+16``). NaN is missing.
 A category then removes a fraction of zeros from a whole number: an optional ``-``, digits without a
 leading zero, a point and one or more zeros lose the point and what follows. So ``12``, ``12.0`` and ``12.00`` are one
 value, ``-0.0`` is ``0``. Nothing else changes: not ``01234`` or ``01234.0`` (a leading zero), ``12.50``, ``1.10``,
-``12.``, ``+12.0``, ``1e3``, ``0x0c``, nor ids in hexadecimal digits.
+``12.``, ``+12.0``, ``1e3``, ``0x0c``, or ids in hexadecimal digits.
 
-All patterns are of RE2, which Arrow and TensorFlow share, and match the same text in Python.
+All patterns are in the syntax of RE2, which Arrow and TensorFlow share, and match the same text in Python.
 """
 
 import re
@@ -43,7 +43,7 @@ _WHOLE_PYTHON = re.compile(WHOLE.replace("$", r"\Z"), re.ASCII)
 
 
 def spell(text: str) -> str:
-    """Spells one text as a category does."""
+    """Removes a fraction of zeros from the text of a whole number, as the module describes."""
     match = _WHOLE_PYTHON.match(text)
     return text if match is None else match[1] or match[2]
 

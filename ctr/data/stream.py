@@ -23,7 +23,7 @@ class Selection:
 
     time_range: TimeRange = field(default_factory=TimeRange)
     sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows
-    only_kept: bool = False  # else rows that the sample dropped are there with train weight 0
+    only_kept: bool = False  # if False, rows that the sample dropped remain, with train weight 0
     teacher: JoinedSidecar | None = None
     every_row_taught: bool = True  # ``check_selection`` refuses rows without a teacher's logit
 
@@ -31,7 +31,7 @@ class Selection:
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """Yields the selected rows from a position of the log on. Raises InputError: the sample lacks a row, or damage."""
+    """Yields the selected rows from ``start`` on. Raises InputError if the log is damaged or the sample lacks a row."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)

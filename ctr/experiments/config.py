@@ -127,7 +127,7 @@ class ExperimentConfig(StrictModel):
         sweep: some of the arms at several sizes.
         slices: slices that the tables show, each by a short name.
         scored: the query times whose predictions count in the tables. With a start, arms whose ``time_range``
-            begins later or earlier than others' are compared on the same examples (FF 3.3).
+            begin at different times are compared on the same examples (FF 3.3).
     """
 
     title: str = "Experiment"
@@ -168,7 +168,7 @@ class ExperimentConfig(StrictModel):
                 _check_name("sweep.arms", name, arms)
             beyond = sorted(set(self.sweep.seeds) - set(self.seeds))
             if beyond:
-                # A curve goes through the arm itself, which has to be there with the same seeds.
+                # A curve passes through the arm itself, which must have the same seeds.
                 raise ValueError(
                     f"sweep.seeds: {beyond[0]} is not allowed: it is not one of seeds {[*self.seeds]}"
                 )
@@ -181,12 +181,12 @@ def _check_name(key: str, name: str | None, allowed: Iterable[str]) -> None:
 
 
 _ALIKE: dict[str, Any] = {"metrics": {"importance_rows": 0}}
-"""Settings of every arm where an experiment leaves them open: no table shows what they measure."""
+"""Settings of every arm unless an experiment sets them: no table shows what they measure."""
 _ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
-    """Reads an experiment, and its training configuration before any arm's changes. Raises InputError if wrong."""
+    """Reads an experiment, and its training configuration before any arm's changes. Raises InputError if invalid."""
     where = f"experiment {path}"
     experiment = load_model(ExperimentConfig, path, "experiment", settings)
     return experiment, training_content(path, where, experiment.base, experiment.config)
@@ -216,7 +216,7 @@ def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_experiment_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of an experiment."""
+    """Raises InputError if a directory is not empty and was not written by ``ctr replay``."""
     kind = "an experiment of ctr replay"
     check_output_folder(out, kind, lambda folder: "arms" in read_object(folder / PLAN_FILE))
 

@@ -1,7 +1,7 @@
 """Plan of an experiment: its arms, log and command, and the path of each run.
 
-OUT/plan.json is written before the first run, and read again for the report. Loads no TensorFlow, because
-a report requires none.
+OUT/plan.json is written before the first run, and read again for the report. Loads no TensorFlow, which a report
+does not require.
 """
 
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from ctr.io.errors import InputError
 
 PLAN_FILE = "plan.json"
 SEED = "seed"
-"""Kind of pairs of an arm's runs that differ in the seed alone, beside the configured retrains."""
+"""Kind of pairs of an arm's runs that differ only in the seed, besides the configured retrains."""
 
 _RecordT = TypeVar("_RecordT", bound="Record")
 
@@ -54,7 +54,7 @@ class PlannedFamily(Record):
     """Family of slices that an arm measures."""
 
     name: str
-    log: str | None = None  # the constraint log whose rows it is about; None: the training log
+    log: str | None = None  # the constraint log that has its rows; None: the training log
     slices: list[str]  # what each of its slices holds, by number
 
 
@@ -109,8 +109,8 @@ class Plan(Record):
     arms: list[PlannedArm]  # the file's arms, then the points of the sweep
     teachers: dict[str, Inside] = {}  # folder by name
     samplings: dict[str, dict[str, Any]] = {}  # configuration by name
-    slices: dict[str, ShownSliceConfig] = {}  # those that the tables show, by a short name
-    scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
+    slices: dict[str, ShownSliceConfig] = {}  # slices that the tables show, by a short name
+    scored_us: tuple[int, int] | None = None  # query times [begin, end); open ends: 0, MAX_TIME_US
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -132,7 +132,7 @@ class Plan(Record):
         return self.arm(arm.against or self.baseline)
 
     def points(self, arm: PlannedArm) -> list[PlannedArm]:
-        """Points of an arm's sweep."""
+        """Returns the points of an arm's sweep."""
         return [other for other in self.arms if other.of == arm.name]
 
     def as_json(self) -> dict[str, Any]:

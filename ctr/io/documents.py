@@ -53,10 +53,10 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML text to plain values, None if it is empty; 1e-6 is a number, PyYAML requires 1.0e-6.
+    """Parses a YAML text to plain values, None if it is empty. Unlike in PyYAML, 1e-6 and 1e6 are numbers.
 
-    1e6 is a whole number. Raises ValueError: not YAML; or a repeated key, of which the last would win, or a document
-    that refers to itself or is much larger than it looks.
+    1e6 is a whole number. Raises ValueError if the text is not YAML, has a repeated key (PyYAML would use the last),
+    refers to itself, or expands to far more values than it shows.
     """
     loader = None
     try:
@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> int | float:
         number = super().construct_yaml_float(node)
-        # Floats are written with a point, also by the dumper.
+        # The dumper also writes floats with a point.
         return int(number) if "." not in node.value and number.is_integer() else number
 
 
@@ -196,5 +196,5 @@ def read_bytes(path: Path, absent: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        # The error of a disk does not name the file.
+        # The error of a failing disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None

@@ -79,11 +79,11 @@ def irregular(path: Path) -> str:
 
 
 def directory_fault(folder: Path) -> str:
-    """Returns why there can be no directory ``folder``, in one line; empty if there is one or it can be created."""
+    """Returns why ``folder`` cannot be a directory, in one line; empty if it is one or can be created."""
     if fault := address_fault(folder):
         return f"{folder}: {fault}"
     for ancestor in (folder, *folder.parents):
-        # Looked at once: another thread may make it at any moment.
+        # Both checks are needed: another thread may create the folder between them.
         what = irregular(ancestor)
         if what == _KINDS[stat.S_IFDIR] or ancestor.is_dir():
             return ""
@@ -112,7 +112,7 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Sets the file name ``path`` of an OSError in the block that has none."""
+    """Adds ``path`` as the file name to an OSError that the block raises without one."""
     try:
         yield
     except OSError as error:
@@ -150,7 +150,7 @@ def _written(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
     if parent not in _swept:
         remove_temporaries(path.parent)
         _swept.add(parent)
-    # Closing the file after a failed write fails again, and does not know the name either.
+    # Closing the file after a failed write fails again, and that error has no file name either.
     with naming(path), contextlib.ExitStack() as stack:
         temporary, file = _create_locked(path)
         stack.callback(lambda: temporary.unlink(missing_ok=True))
@@ -239,7 +239,7 @@ def is_temporary(path: Path) -> bool:
 def remove_temporaries(folder: Path) -> None:
     """Deletes files left by interrupted writes in ``folder``. Files of a living process are locked, and stay."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
-        # Except files that are locked, that are gone by now, or that are somebody else's.
+        # Except files that are locked, already deleted, or owned by another user.
         if is_temporary(path) and not irregular(path):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,7 +251,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
     """Holds a lock on a folder or a file for this process until the block ends.
 
     Raises:
-        PassingError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
+        PassingError: another process holds it; ``busy`` is the message. If ``busy`` is empty, waits instead.
         FileNotFoundError: the path does not exist.
     """
     lock = os.open(path, os.O_RDONLY)
@@ -324,7 +324,7 @@ _BEGINNINGS = {
     b"%PDF-": "a PDF document",
     **{bytes((0x80, protocol)): "a Python pickle" for protocol in range(2, 6)},
 }
-# Words that text may begin with, too.
+# Words that text may also begin with.
 _BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
@@ -336,7 +336,7 @@ def not_text(path: Path) -> str:
     if kind == _BEGINNINGS[b"PK\x03\x04"] and (b"[Content_Types].xml" in start or b"xl/" in start):
         kind = "an Excel workbook (.xlsx)"
     kind = "a tar archive" if start[257:262] == b"ustar" else kind
-    # The length of a record below 4 GB, a checksum of it, and a message.
+    # The length of a record below 4 GB, its checksum, and a message.
     kind = kind or ("a TFRecord file" if start[4:8] == bytes(4) and start[12:13] == b"\n" else "")
     start = start[:64]
     if not kind and min(start, default=9) < 9:

@@ -23,7 +23,7 @@ RawValue = bool | int | float | str | None
 
 
 def _one_kind(values: object) -> object:
-    # Checked at once: the refusal of a union would speak of each of its types.
+    # Checked here: the error of a union would list each of its types.
     if values == "all":
         return values
     is_list = isinstance(values, list | tuple) and len(values) > 0
@@ -86,8 +86,8 @@ class DistillationConfig(StrictModel):
     Attributes:
         teacher: the sidecar with the teacher's logits.
         log: the log that the sidecar belongs to. Null: the training log.
-        weight: the weight of the distillation loss; the rest has weight 1. FF gives no value; with 1, labels
-            and teacher count the same.
+        weight: the weight of the distillation loss; the logistic and rank losses share weight 1. FF gives no
+            value; with 1, labels and teacher count the same.
         missing: what happens if the sidecar has no row for an example. ``refuse``: stop and name the example.
             ``train_without``: train it without the distillation loss.
         ramp: multiplies ``weight``.
@@ -104,8 +104,8 @@ class AntiDistillationConfig(StrictModel):
     """Push the components of an ensemble apart (FF 5), so that their predictions are less correlated.
 
     Attributes:
-        weight: the weight of the mean squared correlation of their logits; the rest has weight 1. FF gives no
-            value.
+        weight: the weight of the mean squared correlation of their logits; the logistic and rank losses share
+            weight 1. FF gives no value.
         ramp: multiplies ``weight``.
     """
 
@@ -129,7 +129,7 @@ class ConstraintLog(StrictModel):
 
 
 class SliceConfig(StrictModel):
-    """A family of slices S_k: the product of its axes (FF 7.2, 7.3). Without any axis one slice, the whole log.
+    """A family of slices S_k: the product of its axes (FF 7.2, 7.3). Without axes, the whole log is one slice.
 
     Attributes:
         name: the name of the family.
@@ -173,8 +173,8 @@ class BiasConstraintsConfig(StrictModel):
             the bias, but lambda_k then grows without limit if the weights cannot follow. FF tunes it by grid
             search.
         ramp: multiplies both the term and eta, so that lambda_k does not build up before it has an effect.
-        schedule: how eta changes with the examples trained on, as that of ``optimizer.dense``; the term keeps its
-            weight. With a decay to 0, lambda_k rests once a run serves, and retrains show the same more often.
+        schedule: how eta changes with the examples trained on, as ``schedule`` of ``optimizer.dense``; the term keeps
+            its weight. With a decay to 0, lambda_k is constant once a run serves, and retrains agree more often.
         families: families of slices; an example may be in a slice of each.
         logs: constraint logs.
     """
@@ -224,7 +224,7 @@ class ExtraLoss(StrictModel):
     """A loss of another package: subclasses add keys, and compute the loss.
 
     Attributes:
-        weight: the weight of the loss; the rest has weight 1.
+        weight: the weight of the loss; the logistic and rank losses share weight 1.
         ramp: multiplies ``weight``.
     """
 
@@ -242,7 +242,7 @@ class LabelConfig(StrictModel):
     It is learned together with the click, under the same ``label_delay``.
 
     Attributes:
-        weight: the weight of its loss; the rest has weight 1.
+        weight: the weight of its loss; the logistic and rank losses share weight 1.
         ramp: multiplies ``weight``.
         given: the rows that it is learned and measured on: clicked ones (``click``), so that it is the probability
             conditional on a click, or ``all``.

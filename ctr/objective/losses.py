@@ -2,11 +2,10 @@
 
     (1 - a) L_logistic + a L_rank + d L_distillation + sum_j x_j L_j + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
-with a = alpha1, d and x_j = the weights of distillation and of losses of other packages, and r, each times its ramp (FF
-4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
-FF's, none depends on the size of the batch, and rows that serve a constraint alone do not change the gradient of the
-other rows.
+where a is alpha1, d and x_j are the weights of distillation and of losses of other packages, and r is 1, each times its
+ramp (FF 4.1, 7.1). Each L is a sum over rows or pairs, multiplied by train weights, and all are divided by one number,
+``normalizer``. So the balance between the terms is FF's, none depends on the size of the batch, and rows that serve a
+constraint alone do not change the gradient of the other rows.
 
 Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
 embeddings descend along the sum without L_rank (``without_ranking``).
@@ -57,8 +56,8 @@ def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2), [B]; 0 without a teacher.
 
-    Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit``: NaN
-    where there is none; a constant for the gradient.
+    Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit`` is
+    NaN where there is none; no gradient flows to it.
     """
     has_teacher = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
@@ -94,7 +93,7 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, workers: Workers =
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
     total, sums = workers.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
     mean = tf.math.divide_no_nan(sums, total)
-    # The derivative of a covariance by the mean is zero, but not that of some of its terms.
+    # A covariance has derivative 0 with respect to the mean, but some of its terms have not.
     mean = mean if workers.size == 1 else tf.stop_gradient(mean)
     deviation = logits - mean[:, tf.newaxis]
     (covariance,) = workers.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
@@ -207,7 +206,7 @@ def label_losses(batch: BatchObjective, logits: Mapping[str, tf.Tensor]) -> list
     for (term, label), (name, logit) in zip(batch.config.label_terms.items(), logits.items(), strict=True):
         positive, negative = (batch.targets[column] for column in target_columns(name))
         loss = positive * tf.nn.softplus(-logit) + negative * tf.nn.softplus(logit)
-        # Rows without the label count nothing, not even with a loss that is not finite.
+        # Rows without the label contribute nothing, even if their loss is not finite.
         loss = tf.reduce_sum(tf.where(positive + negative > 0, loss, tf.zeros_like(loss)))
         share = label.weight * batch.ramps[term] / logit.shape[0]
         terms.append(share * tf.math.divide_no_nan(loss, total_weight))
@@ -220,7 +219,7 @@ class LogitCurvature(NamedTuple):
     Attributes:
         clicked: float32 [B], of the logistic loss.
         others: float32 [B], of distillation and of losses of other packages, none below 0; None: there are none.
-        ranked: float32 [B], of the rank loss, which what all rows of a query have in common does not change; None.
+        ranked: float32 [B], of the rank loss, which a shift of all logits of a query does not change; or None.
     """
 
     clicked: tf.Tensor
@@ -273,13 +272,13 @@ def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor)
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """Computes p (1 - p), the logistic loss's second derivative by the logit, at least ``_LEAST_CURVATURE``."""
+    """Computes p (1 - p), the second derivative of the logistic loss, but at least ``_LEAST_CURVATURE``."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
-    """Adds up the terms of ``loss_and_terms`` but for the rank loss."""
+    """Adds up the terms of ``loss_and_terms`` except the rank loss."""
     # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])

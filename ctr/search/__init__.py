@@ -1,4 +1,4 @@
-"""Searches for the architecture that is most accurate at a cost (``ctr search``, FF 3.2).
+"""Searches for the architecture that is most accurate at a target cost (``ctr search``, FF 3.2).
 
 Begin with ``run``: a search from its file to its result. ``space`` has the decisions and their choices, about parts of
 an ``architecture``; ``problem`` the cost of a candidate, by counted operations. Candidates are masks of one network

@@ -52,7 +52,7 @@ class ControllerConfig(StrictModel):
 
 
 class SearchConfig(StrictModel):
-    """A search for the architecture that is most accurate at a cost.
+    """A search for the architecture that is most accurate at a target cost.
 
     A supernet holds all candidates and is trained once, while a controller learns which to prefer.
 

@@ -1,7 +1,7 @@
 """The controller of a supernet: a softmax for each decision, which learns by REINFORCE (FF 3.2).
 
-A candidate y takes one choice of each decision, independently, so that log P(y) = sum_d log p_d(y_d), and by the
-logits of decision d
+A candidate y takes one choice of each decision, independently, so that log P(y) = sum_d log p_d(y_d), and with
+respect to the logits of decision d
 
     grad log P(y) = onehot(y_d) - p_d
 
@@ -33,7 +33,7 @@ Logits = list[np.ndarray]  # for each decision the logits of its choices, float6
 ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8  # TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0
 
-MAX_DRAWS = 1000  # how often a candidate above the limit is drawn again
+MAX_DRAWS = 1000  # draws of a candidate that is above the limit
 _MOST_TRIED = (
     100_000  # candidates that are tried, the most likely first, to find one that keeps to the target
 )
@@ -43,7 +43,7 @@ class Controller(NamedTuple):
     """State of a controller after a number of steps."""
 
     logits: Logits
-    second_moments: Logits  # Adam's averages of squared gradients; no first ones, as beta1 is 0
+    second_moments: Logits  # Adam's averages of squared gradients; no first moments, as beta1 is 0
     baseline: float  # the moving average of rewards
     steps: int
 
@@ -104,7 +104,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
 def draw_allowed(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Draws candidates until ``keeps``, bool [N], accepts them, at most `MAX_DRAWS` times."""
+    """Redraws candidates that ``keeps``, bool [N], rejects; after `MAX_DRAWS` draws rejected ones may remain."""
     candidates = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
         above = np.flatnonzero(~keeps(candidates))
@@ -117,9 +117,8 @@ def draw_allowed(
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
     """Computes the weighted shares of choices among candidates, int [N, decisions]; weights [N] not all 0.
 
-    Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d
-    given the limit; of those among N candidates drawn from r, with the weights p / r, the estimate of
-    TabNAS.
+    For all candidates that keep to a limit, weighted by their probabilities, these are the marginals q_d given
+    the limit. For those of N candidates drawn from r, weighted by p / r, they are the estimate of TabNAS.
     """
     total = weights.sum()
     return [np.bincount(column, weights, size) / total for column, size in zip(chosen.T, sizes, strict=True)]
@@ -139,8 +138,8 @@ def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits
 def rewards_of(losses: np.ndarray, costs: np.ndarray, target: float, gamma: float) -> np.ndarray:
     """Computes R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
 
-    R_accuracy is the difference of the mean of the finite losses and a loss, as a share of that mean; the
-    reward of a loss that is not finite is NaN. gamma is below 0; 0 where the cost is only a limit.
+    R_accuracy is the mean of the finite losses minus the candidate's loss, as a share of that mean; the reward of
+    a loss that is not finite is NaN. gamma is negative, or 0 if the cost is only a limit.
     """
     finite = np.isfinite(losses)
     mean = losses[finite].mean() if finite.any() else 1.0
@@ -220,8 +219,8 @@ class Policy:
     def expected(self, logits: Logits, step: int) -> Logits | None:
         """Returns ``expected`` of ``ctr.search.controller.policy_gradient``.
 
-        The probabilities; under rejection the marginals given the target, exact where the space is listed,
-        else estimated. None: no candidate of the estimate keeps to the target.
+        These are the probabilities; under rejection, the marginals given the target, exact if the space is listed,
+        else estimated, or None if no candidate of the estimate keeps to the target.
         """
         if not self.rejects:
             return probabilities(logits)

@@ -51,8 +51,8 @@ def masks_of(
     """Returns the masks, float32, that reduce the largest network to a candidate.
 
     Returns:
-        ``features/TABLE``, [features, width + 1], of each table; and of weights by their names ``columns/NAME``, of the
-        last dimension, and ``rows/NAME``, [inputs, 1], of the first one. Weights without a mask are complete.
+        ``features/TABLE``, [features, width + 1], for each table; for weights, by name, ``columns/NAME`` for the last
+        dimension and ``rows/NAME``, [inputs, 1], for the first. Weights without a mask are complete.
     """
     masks = {}
     for layout in layouts:
@@ -129,7 +129,7 @@ def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[
 
 @own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
-    """Multiplies ``values`` by a mask that broadcasts to them, and likewise the gradient of any dtype."""
+    """Multiplies ``values`` by a mask that broadcasts to them; does the same to their gradient, of any dtype."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return upstream * tf.cast(mask, upstream.dtype), None

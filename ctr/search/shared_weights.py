@@ -165,7 +165,7 @@ class SharedStep(CompiledStep):
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with the mean of candidates' gradients, no controller step; returns the first one's scores."""
+        """Makes a step with candidates' mean gradient, without the controller; returns the first one's scores."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 

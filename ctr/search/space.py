@@ -26,7 +26,7 @@ Content = Mapping[str, Any]  # training configuration as nested keys
 
 @dataclass(frozen=True)
 class Decision:
-    """A part of the architecture, see ``ctr.search.architecture``, and its choices."""
+    """A part of the architecture (``ctr.search.architecture``) and its choices."""
 
     name: str
     choices: tuple[Any, ...]

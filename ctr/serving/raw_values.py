@@ -3,7 +3,7 @@
 A category or text is a string, bytes, a number or a boolean, which become text as ``ctr.data.spelling`` says;
 None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
 feature's separator. A number is a number; None and NaN are missing. A time is a number of microseconds since
-1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, which is in UTC where it has no zone; None is missing.
+1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, taken as UTC if it has no zone; None is missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def is_column(values: Any) -> bool:
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """Counts the rows of some columns, 1 without any. Raises InputError if lengths differ, or one is no column."""
+    """Counts the rows of some columns, 1 without any. Raises InputError if lengths differ, or one is not a column."""
     lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -62,7 +62,7 @@ def as_list(values: Any, rows: int) -> list[Any]:
 
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
-    """Converts a column to strings or bytes, lists joined with ``separator``. Raises InputError: a value is no text."""
+    """Converts a column to strings or bytes; joins lists with ``separator``. Raises InputError for other values."""
     if set(map(type, values)) <= {str}:
         try:
             "".join(values).encode()
@@ -115,7 +115,7 @@ def _joined(items: Iterable[Any], separator: str) -> bytes:
 
 
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to float32 [rows], NaN where missing. Raises InputError: a value is no number."""
+    """Converts a column to float32 [rows], NaN where missing. Raises InputError: a value is not a number."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         return values.astype(np.float32)
     numbers = []
@@ -135,7 +135,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
     """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
 
-    Raises InputError: a value is no time, or before 1970.
+    Raises InputError: a value is not a time, or is before 1970.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         values = list(values)
@@ -181,7 +181,7 @@ class FunctionInputs:
     def read(self, features: Mapping[str, Any]) -> dict[str, Texts | np.ndarray]:
         """Converts the columns that the function takes to lists of texts, float32 and int64 arrays.
 
-        Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
+        Raises InputError: a column is absent, lengths differ, or a value has the wrong type.
         """
         absent = [source for source in self.columns.values() if source not in features]
         if absent:

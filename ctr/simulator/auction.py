@@ -1,7 +1,7 @@
 """A day of the simulated system: the auction of the ads that a query shows, and the clicks on them.
 
-The auction uses a policy's predictions; clicks follow the true probabilities. Interests of users move: the themes that
-a user is interested in at a time, and their effect on the logit, are here too.
+The auction uses a policy's predictions; clicks follow the true probabilities. Interests of users move: this module
+also has the themes that a user is interested in at a time, and their effect on the logit.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,7 +75,7 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
 
 
 def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
-    """Computes the logit, [N], of a click on an examined ad without interests; its presentation has no effect."""
+    """Computes the logit, [N], of a click on an examined ad, apart from interests; its presentation has no effect."""
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
@@ -129,7 +129,7 @@ Policy = Callable[[Queries, Ads, Placed], np.ndarray]
 class Impressions(Placed):
     """N displayed ads, in the order of queries and positions."""
 
-    mind: np.ndarray  # uniform; an examined ad is clicked where its quality is above it
+    mind: np.ndarray  # uniform; an examined ad is clicked if its quality is above it
     predicted: np.ndarray  # by the policy, at the ad's position
     price: np.ndarray  # of a click; 0 in randomized queries
 
@@ -139,9 +139,9 @@ def run_auction(
 ) -> Impressions:
     """Ranks by bid times the prediction for the first position, prices by the second price.
 
-    From the first position downwards an ad is shown if its bid times the prediction for that position is at least the
-    reserve; the first that is not ends the page. A click costs the lowest bid that preserves the rank and reaches the
-    reserve at that position. Randomized queries show a random number of ads in random order.
+    From the first position down, an ad is shown if its bid times the prediction for that position is at least the
+    reserve; the first one that fails ends the page. A click costs the lowest bid that preserves the rank and reaches
+    the reserve at that position. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]
@@ -291,7 +291,7 @@ def interest_logit(
 
 
 def themes_of_ads(interests: InterestsConfig, seed: int, number: np.ndarray) -> np.ndarray:
-    """Draws the theme of each ad, int64 [N], from 0, by its number."""
+    """Draws the theme of each ad, int64 [N], counted from 0, by a hash of the ad's number."""
     return (uniform_hash(number, f"theme of an ad {seed}") * interests.themes).astype(np.int64)
 
 
@@ -305,7 +305,7 @@ def current_themes(
     """
     lasting, count = duration_us(interests.lasting), interests.at_once
     process = splitmix64((user[:, None] * count + np.arange(count)).ravel().astype(np.uint64))
-    # Within each span of the mean duration the Poisson process begins anew, which it may, as it has no memory.
+    # The Poisson process, which has no memory, restarts in each span of the mean duration.
     span, within = (np.repeat(part, count) for part in np.divmod(time_us, lasting))
     until = within / lasting
     theme = np.empty(len(process), np.int64)

@@ -202,12 +202,12 @@ class MetricsConfig(StrictModel):
 
     Attributes:
         window_examples: examples per window; each window is a line of ``metrics.jsonl``. ``auto``: 50,000, but parts of
-            the first 50,000 are separate windows, of 64 examples and later of a sixteenth of the examples before: so
+            the first 50,000 are separate windows, of 64 examples and later of a sixteenth of the rows so far: even
             a short log has some tens of windows. A log's windows do not depend on its later rows.
         slices: single-valued features of the log; calibration is reported for each of their ids. Those of
             ``query_size`` are always reported, where the model has it.
         importance_rows: the number of rows that are scored to measure the importance of features, the increase of the
-            logloss without a feature (``ctr.training.observers.importance``): at most, never more than a quarter of
+            logloss without a feature (``ctr.training.observers.importance``): at most so many, at most a quarter of
             the log, and fewer where it has more than 32 features. They are scored before they are learned from, at
             eight positions of the second half, and once more for each feature; a run that follows a log measures none.
             It changes no other result. 0: it is not measured. In experiments and searches the default is 0.
@@ -407,7 +407,7 @@ class TrainConfig(StrictModel):
         return self.preconditions_at(self.batch.rows)
 
     def preconditions_at(self, rows: int) -> bool:
-        """Returns whether Shampoo has begun where batches may have so many rows (``BatchSize.at``)."""
+        """Returns whether Shampoo is used when batches may have this number of rows (``BatchSize.at``)."""
         least = self.optimizer.dense.preconditioned_from_rows
         return least is not None and rows >= least
 

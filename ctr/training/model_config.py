@@ -167,7 +167,7 @@ class ModelConfig(ShortModel):
         experts: models that each minimize the whole objective of their logits. ``network``: crosses and deep
             layers, with the linear weights inside if there is no ``linear``; alone, it is FF's model. ``linear``:
             the linear weights of all features. ``pairs``, beside one of these: linear weights of all pairs of
-            single-valued features, too, which helps if two of them have a joint effect that neither has
+            single-valued features, which help if two features have a joint effect that neither has
             alone; if they do not reduce the loss, they are left out after 32,768 rows until the log is 8 times as long.
             The prediction moves from the first of linear, network and pairs towards the others, by gates and an offset
             that are fitted as the log goes by, so that an expert that does not help costs next to nothing. ``auto``:
@@ -176,7 +176,7 @@ class ModelConfig(ShortModel):
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         widths: embedding widths by feature, instead of those in the log's schema; 0: a linear weight only. Features
-            with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
+            with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; for growing ids it counts those
             that the log's first partition has.
         pooling: for a multivalent feature the pooling of its values, instead of their mean: ``target`` suits
             histories. Its linear weights are always averaged.

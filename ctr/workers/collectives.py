@@ -117,7 +117,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, tf.shape(of)), of.shape) for part, of in results]
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Gathers whole numbers, or float32, [N, ...] of each worker: [W, N, ...]; between two steps."""
+        """Gathers int64 or float32 [N, ...] from each worker into [W, N, ...]; only between two steps."""
         if self.size == 1 or not numbers.size:
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
         kind = np.float32 if numbers.dtype == np.float32 else np.int64

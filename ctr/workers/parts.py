@@ -48,7 +48,7 @@ class Sharding:
         return name in self._dealt or name in self._parts
 
     def part(self, name: str, rows: int) -> Part | None:
-        """Returns the worker's part of an array with ``rows`` rows; None: all of it."""
+        """Returns the worker's part of an array with ``rows`` rows, or None if the worker holds all of it."""
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
 
     def joined(self, other: "Sharding", prefix: str) -> "Sharding":

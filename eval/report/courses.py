@@ -30,7 +30,7 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
         slices, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
         rows, clicked = arrays["sums"][:2]
         if feature.startswith("constraint:") or not total or not np.isclose(rows.sum(), total):
-            # A family of bias constraints, or not all rows are in a slice.
+            # It is a family of bias constraints, or some rows are in no slice.
             continue
         others, others_clicked = (np.bincount(slices, sums)[slices] - sums for sums in (rows, clicked))
         rate = np.clip((others_clicked + clicks / total) / (others + 1), 1e-6, 1 - 1e-6)
@@ -62,7 +62,7 @@ def middle_times(timeline: Timeline) -> IntArray:
 
 
 def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
-    """Joins the windows by the UTC day of their middles; empty if the windows have no spread of event times."""
+    """Joins the windows by the UTC day of their middles; empty if all windows have the same event time."""
     if not has_event_time(timeline):
         return [], Timeline()
     days = middle_times(timeline) // _DAY
@@ -85,9 +85,9 @@ def point_starts(examples: IntArray) -> IntArray:
 
 
 def merged_course(windows: pd.DataFrame, metric: str) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
-    """Returns a metric of `ctr.eval.run_files.read_windows` by point: means by weight, and their intervals.
+    """Averages a metric of `ctr.eval.run_files.read_windows` over the windows of each of P points, weighted.
 
-    Returns rows of the log up to each point's end, values and the ends of intervals, each [P].
+    Returns the rows of the log up to each point's end, the values and both ends of their intervals, each [P].
     """
     starts = point_starts(windows["window_examples"].to_numpy())
     group = np.searchsorted(starts, np.arange(len(windows)), side="right")

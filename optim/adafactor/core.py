@@ -8,10 +8,10 @@ For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed 
     a = max(e2, RMS(X)) rho
 
 Vectors keep V itself (algorithm 5). A tensor of higher order is a stack of matrices, each with its R and C; RMS(U)
-and RMS(X) are of the whole tensor. **Of tables** a batch changes only the rows with a gradient that is not zero. So
-R_i is the average of the mean square of row i over the steps that touched it, t_i in number; C_j
-the average of column j over the touched rows; V_ij = R_i C_j / mean(C); and RMS is over the touched rows. Where every
-step touches all rows this equals algorithm 4 up to rounding.
+and RMS(X) are of the whole tensor. In **tables**, a batch changes only the rows with a nonzero gradient. So
+R_i averages the mean square of row i over the t_i steps that touched it, C_j averages column j over the touched rows,
+V_ij = R_i C_j / mean(C), and RMS is over the touched rows. If every step touches all rows, this equals algorithm 4 up
+to rounding.
 """
 
 import math
@@ -36,7 +36,7 @@ def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Computes U = G / sqrt(R C / 1^T R), [..., n, m], from R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
-    # Each factor by itself: their product would underflow float32 where gradients are tiny.
+    # The factors are applied one by one: their product would underflow float32 for tiny gradients.
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
     scaled = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
     return tf.math.divide_no_nan(scaled, tf.sqrt(columns)[..., tf.newaxis, :])
@@ -87,8 +87,8 @@ class AdafactorCore(GradientSteps):
 
     Its ``variables`` are float64 for a float64 weight, else float32. The weight i has ``tensor{i}/rows`` and
     ``/columns``, or ``/moment``; with beta1 ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1],
-    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight but a table had
-    no gradient.
+    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight that is no table
+    had no gradient.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class AdafactorCore(GradientSteps):
         direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
         values = tf.cast(tf.gather(table, at), self.dtype)
         update = step_size(options, rate, values, table_steps, touched) * clip(options, direction, touched)
-        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        # Adding, unlike replacing, makes a repeated row without a gradient harmless.
         state["rows"].scatter_add(tf.IndexedSlices(rows - before, at))
         state["touched"].scatter_add(tf.IndexedSlices(steps - times, at))
         state["columns"].assign(columns)

@@ -1,4 +1,4 @@
-"""Statistics beyond the gradient of a batch: of rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
+"""Statistics of each row's gradient, and of a batch's curvature (BACKPACK, tables 1 and 5; appendix A).
 
 With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_nt at T positions
 and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convolution are its patches)::
@@ -9,10 +9,10 @@ and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convol
     second_moment        1/N sum_n (sum_t a_nt (x) dz_nt)^2
     variance             second_moment - gradient^2
     ggn                  1/N sum_n sum_k (sum_t a_nt (x) J_nt^T s_nk)^2       s_nk: columns of the root of l_n's Hessian
-    ggn_mc               the same with M drawn gradients instead of the columns, and 1/M
+    ggn_mc               the same with M drawn gradients instead of the columns, divided by M
     hessian              1/N sum_n sum_tu a_nt a_nu diag(d2 l_n / d z_nt d z_nu)        exact, with all residual terms
     kfac, kflr           A = 1/N sum_n sum_t a_nt a_nt^T
-                         B = 1/N sum_n sum_k b_nk b_nk^T of the drawn, or all, b_nk = sum_t J_nt^T s_nk
+                         B = 1/N sum_n sum_k b_nk b_nk^T with drawn, or all, b_nk = sum_t J_nt^T s_nk
     kfra                 A as above; B = sum_tu C_tu with C averaged over rows from module to module, E[J_n^T C J_n]
 
 The bias of a product has a_nt = 1: its Gauss-Newton matrix is B. The loss of each row is a function of that row alone.
@@ -51,7 +51,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities by name, in the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
+    """Quantities by name, shaped like the weight or bias, but ``individual`` [N, *shape] and ``norms`` [N]; factors."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -70,8 +70,8 @@ def statistics_of(
     """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
 
     Args:
-        model: a built Keras model, Sequential or Functional, of these and of layers without trainable weights, which
-            are run as in prediction; ``kfra`` is defined for Sequential models alone.
+        model: a built Keras model, Sequential or Functional, of dense layers, convolutions and layers without trainable
+            weights, which run as in prediction; ``kfra`` is defined for Sequential models alone.
         loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.
@@ -134,7 +134,7 @@ def _first_order(
     """Computes the quantities of a weight and of its bias from gradients dz [N, T, units]."""
     dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
-        # A difference of squares: float32 would lose all digits if the gradients of rows are nearly the same.
+        # A difference of squares: float32 would lose all digits if the gradients of rows are nearly equal.
         inputs, gradients = tf.cast(inputs, tf.float64), tf.cast(gradients, tf.float64)
     # The bias is the weight of one input that is 1.
     parts = {"weight": inputs, "bias": tf.ones_like(inputs[..., :1])}
@@ -159,7 +159,7 @@ def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> 
     if "individual" in wanted:
         values["individual"] = tf.matmul(inputs, gradients, transpose_a=True) / count
     if "norms" in wanted:
-        # Of one position |a (x) dz|^2 = |a|^2 |dz|^2; of several, products of all pairs of positions.
+        # For one position |a (x) dz|^2 = |a|^2 |dz|^2; for several, products of all pairs of positions.
         pairs = (tf.matmul(tensor, tensor, transpose_b=True) for tensor in (inputs, gradients))
         values["norms"] = tf.reduce_sum(math.prod(pairs), (1, 2)) / count**2
     return {name: np.asarray(values[name]) for name in FIRST_ORDER if name in wanted}

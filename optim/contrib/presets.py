@@ -16,8 +16,8 @@ FF = ShampooOptions(
     start_preconditioning_step=50,
 )
 """FF 4.2: AdaGrad's step size for each layer, Nesterov momentum of the preconditioned gradient, blocks, and roots
-L^(-1/4) in float64 on the host, every 50 steps and while the device continues. FF gives no number of steps and no
-damping; that is relative here."""
+L^(-1/4) in float64 on the host, every 50 steps and while the device continues. FF gives neither the number of steps
+nor the damping, which is relative here."""
 
 PSO = ShampooOptions(
     momentum=0.9,
@@ -27,8 +27,8 @@ PSO = ShampooOptions(
     roots=Roots(damping="absolute", early_growth=0.0, drift_bound=0.0, first=50, phase=0, identity=True),
     start_preconditioning_step=51,
 )
-"""PSO algorithm II with tau2 = 1 and tau1 = 50 (in PSO's runs 400 to 1000): statistics from 1e-6 I, of whose size PSO
-says nothing, and the norm of AdaGrad's momentum."""
+"""PSO algorithm II with tau2 = 1 and tau1 = 50 (in PSO's runs 400 to 1000): statistics begin at 1e-6 I, a size that
+PSO does not give, and steps have the norm of AdaGrad's momentum."""
 
 PT = ShampooOptions(
     block_size=1024,
@@ -43,9 +43,9 @@ PT = ShampooOptions(
     start_preconditioning_step=50,
     precondition_frequency=50,
 )
-"""PT algorithm 2 with AdaGrad's step sizes: everything in the step that it is due at, and its averages corrected. Steps
-are counted from 1, as in the code of PT; the algorithm as printed counts from 0. ``epsilon`` and the 50 steps are those
-of PT table 2; averages of gradients, blocks and the graft's epsilon are the defaults of PT's code."""
+"""PT algorithm 2 with AdaGrad's step sizes: roots are computed within the step, and averages bias-corrected. Steps
+are counted from 1, as in the code of PT; the algorithm as printed counts from 0. ``epsilon`` and the 50 steps are from
+PT table 2; averages of gradients, blocks and the graft's epsilon are the defaults of PT's code."""
 
 PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
 
@@ -53,8 +53,8 @@ PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
 def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a preset with changes as plain values, not validated yet.
 
-    In ``pso`` a changed ``precondition_frequency`` sets the first exchange, too, and the step after it, from which
-    Shampoo's direction is used, as in the algorithm.
+    In ``pso`` a changed ``precondition_frequency`` is also the step of the first exchange; as in the algorithm,
+    Shampoo's direction is used from the next step on.
     """
     values, tau1 = asdict(PRESETS[name]), changes.get("precondition_frequency")
     if name == "pso" and isinstance(tau1, int):
@@ -63,7 +63,7 @@ def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset(name: str, **changes: Any) -> ShampooOptions:
-    """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with changes, in groups too.
+    """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with changes, also inside groups.
 
         >>> preset("pso", precondition_frequency=400).start_preconditioning_step
         401

@@ -1,9 +1,9 @@
 """K-FAC over variables: matrices and biases of products, scales and shifts (``factors.py``), and other weights.
 
 A step takes the gradients and, every few steps, the factors of the batch. Each layer uses the step size of AdaGrad,
-which also trains weights outside products, and each layer until its first inverses. Inverses are computed within the
-step, in float64; if one is not finite, the previous one stays, and it is counted. A batch with factors that are not
-finite is excluded from all sums, and counted.
+which also trains weights outside products, and all layers before their first inverses. Inverses are computed within
+the step, in float64; if one is not finite, the previous one stays, and the failure is counted. A batch with factors
+that are not finite is excluded from all sums, and counted.
 """
 
 import math
@@ -34,8 +34,8 @@ class KfacOptions:
         statistics_frequency: factors are collected every so many steps, and at every step of the first
             ``inverse_frequency``.
         statistics_rows: factors are computed from about this many rows of a batch, every n-th one, and the passes that
-            collect them run on these rows alone; from all rows of a batch below twice that. They change slowly, and
-            their average is over many batches.
+            collect them run on these rows alone; a batch of fewer than twice as many rows is used whole. A part is
+            enough because factors change slowly and are averaged over many batches.
         inverse_frequency: inverses are computed every so many steps.
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
@@ -158,16 +158,15 @@ class KfacCore:
     ) -> None:
         """Updates all weights in place by one step; only matrices have weight decay.
 
-        Gradients have the shapes of the weights, and ``rate`` is a scalar. ``factors`` computes the means over the
-        batch's rows of each layer, if this step collects them, before ``step`` and
-        the weights change.
+        Gradients have the shapes of the weights, and ``rate`` is a scalar. If this step collects factors, ``factors``
+        computes each layer's means over the batch's rows, before ``step`` and the weights change.
         """
         options, number = self.options, self.step + 1
         collects = tf.equal(number % options.statistics_frequency, 0) | (number <= options.inverse_frequency)
         when(collects, lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
         due = tf.equal(step, 1) | tf.equal(step % options.inverse_frequency, 0)
-        # The first inverses are from few rows: they are soon recomputed.
+        # The first inverses are from few rows, and are soon recomputed.
         due |= tf.equal(step, 5) | tf.equal(step, 20)
         when(due, self._invert)
         gradients, grafts = [tf.cast(gradient, self.dtype) for gradient in gradients], []
@@ -219,7 +218,7 @@ class KfacCore:
         sums = kind(*(tf.math.divide_no_nan(part.read_value(), correction) for part in totals))
         # A layer that is switched off has no gradients yet.
         finite = _all_finite(sums)
-        # Decompositions of other numbers may raise an error, or never end.
+        # A decomposition of numbers that are not finite may raise an error, or never end.
         sums = kind(*(tf.where(finite, part, tf.eye(part.shape[-1], dtype=part.dtype)) for part in sums))
         # Of A (x) G, or of all F, it is the product.
         means = [kfac.mean_eigenvalue(part) for part in sums]

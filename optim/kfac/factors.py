@@ -54,12 +54,12 @@ def units(inputs: tf.Tensor, gradients: tf.Tensor, has_scale: bool, has_shift: b
 
 
 def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
-    """Computes tr / dim of [..., n, n], scalar: the mean over all of them."""
+    """Computes tr / dim of matrices [..., n, n], averaged over all of them, scalar."""
     return tf.reduce_mean(tf.linalg.trace(matrices) / tf.cast(tf.shape(matrices)[-1], matrices.dtype))
 
 
 def damped_inverses(matrices: Factors | Units, damping: tf.Tensor) -> Factors | Units:
-    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, in equal shapes."""
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1; shapes stay."""
     if isinstance(matrices, Units):
         return Units(inverse(matrices.fisher, damping))
     inputs, outputs = mean_eigenvalue(matrices.inputs), mean_eigenvalue(matrices.outputs)

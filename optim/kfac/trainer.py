@@ -4,7 +4,7 @@
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-Keras passes no optimizer the inputs of layers and the gradients by their outputs, so the step runs the model itself.
+Keras does not pass optimizers the inputs of layers and the gradients of their outputs, so the step runs the model.
 """
 
 import inspect
@@ -76,7 +76,7 @@ class KfacTrainer:
         refuse_probabilities(model, loss)
         self.model, self.loss, self._name = model, LOSSES[loss], loss
         numbers = {id(weight): number for number, weight in enumerate(model.trainable_weights)}
-        # By name; frozen layers have products, too.
+        # By name; frozen layers also have products.
         self._layers: dict[str, Layer | Scale] = {}
         for layer in leaves(model):
             if has_matrix(layer) and id(layer.kernel) in numbers:
@@ -119,7 +119,7 @@ class KfacTrainer:
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")
         check_inputs(self.model, inputs)
-        # At every step: a graph traced for a shape may do anything with other values.
+        # At every step: a graph traced for a shape does not check values.
         check_labels(self._name, labels, tf.TensorShape([inputs.shape[0], self._outputs]))
         return self._step(inputs, labels)
 

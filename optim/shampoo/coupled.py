@@ -6,7 +6,7 @@ drives M = X^p G to I, and with it X to G^(-1/p). In float64 only: about log2(co
 of one matrix of a batch does not affect the others.
 
 The iteration keeps M = X^p G only while X, M and G commute. It begins at a multiple of I, which does. The root of an
-earlier matrix does not: M then reaches I to the last bit while X is wrong by the drift times up to the condition, and
+earlier matrix does not: M then reaches I to the last bit while the error of X is up to drift times condition, and
 |M - I| cannot tell. So there is no warm start here, and nothing is a root until its true residual has been measured.
 """
 

@@ -202,7 +202,7 @@ class ShampooOptions:
         return first
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Returns these options with a mapping of changes, in groups too. Raises ValueError and TypeError."""
+        """Returns these options with changes, also inside groups. Raises ValueError or TypeError if one is invalid."""
         return type(self)(**merged(asdict(self), changes))
 
     def graft_alone(self) -> Self:
@@ -236,8 +236,8 @@ class ShampooOptions:
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
     """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Steps differ from the
-    authors' code, which takes no step with the first gradient, changes bases after the step and by one power iteration.
+    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. The steps are not
+    those of the authors' code, which skips the first and updates bases after the step by one power iteration.
     Its bases are updated as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:

@@ -40,7 +40,7 @@ NEGATIVE = 1e-5
 
 
 def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
-    """Computes |X^h A X^(p - h) - I|, Frobenius, h = p // 2: s of a positive definite X; inf if not finite."""
+    """Computes the Frobenius norm of X^h A X^(p - h) - I, h = p // 2, which bounds s above; inf if not finite."""
     with np.errstate(all="ignore"):
         half = _power(root, p // 2)
         product = half @ (matrix @ half)

@@ -1,6 +1,6 @@
 """Steps at which statistics are collected and exchanged for roots: ever less often, finally every tau2 and tau1 steps.
 
-Young statistics change fast, and the first steps are the largest. While ``early_growth`` of the steps so far is less
+Young statistics change fast, and the first steps are the largest. While ``early_growth`` times the steps so far is less
 than tau1, exchanges are that far apart; until then statistics are collected at every step, each collection weighing
 1 / tau2 of a later one, which stands for tau2 steps.
 """

@@ -1,4 +1,4 @@
-"""Symmetric d x d matrices packed in d (d + 1) / 2 numbers, by moves of blocks and never of single elements.
+"""Symmetric d x d matrices packed in d (d + 1) / 2 numbers, by moving whole blocks, never single elements.
 
 With r = ceil(d / 2) and h = d - r, the lower triangles of A11 [r, r] and A22 [h, h] fill a rectangle of r x (h + 1),
 one unchanged and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
@@ -7,7 +7,7 @@ one unchanged and one transposed (rectangular full packed format; Gustavson et a
                     a a  b'
                     a a  a
 
-Packed are the rows of A21 [h, r], then those of the rectangle. Only the lower triangle of a matrix is read.
+The packed numbers are the rows of A21 [h, r], then those of the rectangle. Only lower triangles are read.
 """
 
 from functools import lru_cache
@@ -22,7 +22,7 @@ def packed_size(size: int) -> int:
 
 
 def pack(matrices: tf.Tensor) -> tf.Tensor:
-    """Packs [..., d, d] to [..., d (d + 1) / 2], any floating dtype, by graph operations."""
+    """Packs [..., d, d] into [..., d (d + 1) / 2], of any floating dtype, with graph operations."""
     size = int(matrices.shape[-1])
     rows = size - size // 2
     half = size - rows

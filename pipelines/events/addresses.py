@@ -1,8 +1,9 @@
 """Logs and files of events at addresses of Beam's file systems, such as ``gs://bucket/log``, for ``--stream`` alone.
 
-The functions of this package work on a temporary folder, whose files are copied from the address and to it. A file
+The functions of this package work on a temporary folder, whose files are copied from and to the address. A file
 appears under its name when it is complete; manifests follow the files that they name. An existing manifest or record
-with other content is an error. These file systems create no file exclusively: one job at a time writes to a log.
+with other content is an error. These file systems create no file exclusively, so only one job at a time may write to a
+log.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _THREADS = 16
 
 
 def _beam() -> Any:
-    # Loaded for an address alone.
+    # Loaded only for an address.
     from apache_beam.io import filesystems
 
     return filesystems
@@ -48,7 +49,7 @@ def for_workers(location: Location) -> Location:
 
 
 def match_files(address: str, patterns: Sequence[str], limit: int | None = None) -> dict[str, Any]:
-    """Returns the ``FileMetadata`` of the files below an address that match patterns of Beam, by their names there."""
+    """Returns the ``FileMetadata`` of the files below an address that match Beam patterns, keyed by relative path."""
     try:
         system = _beam().FileSystems.get_filesystem(address)
         if system.has_dirs():
@@ -135,7 +136,7 @@ def _upload(path: Path, address: str) -> None:
         if path.suffix in (".json", ".yaml"):
             raise InputError(f"{address}: was published before with other content; the first version is kept")
         _beam().FileSystems.delete([address])
-    # Named as the temporary files of a local log are.
+    # It is named like the temporary files of a local log.
     partial = f"{address}.partial-{secrets.token_hex(8)}"
     with _beam().FileSystems.create(partial, compression_type=_beam().CompressionTypes.UNCOMPRESSED) as file:
         file.write(content)

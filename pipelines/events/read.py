@@ -1,7 +1,7 @@
 """Files of raw events: lists them, detects which are new and complete, and reads them to chunks of raw columns.
 
-A watch knows every file that was read, by the reports in its spool; a stream only the last one, ``ReadSoFar``, because
-it is part of a runner's checkpoint.
+A watch knows every file that was read from the reports in its spool; a stream knows only the last one, ``ReadSoFar``,
+which is part of the runner's checkpoint.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class Unit:
 
     @property
     def digest(self) -> str:
-        """Returns the part of the names of the unit's files in a spool that identifies it."""
+        """Returns the hash that identifies the unit in the names of its files in a spool."""
         text = f"{self.kind}\0{self.name}\0{self.row_groups}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -67,7 +67,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit
 
     Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
-    Raises InputError: no such folder, or two files of one name.
+    Raises InputError: a folder does not exist, or two files have the same name.
     """
     units: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:
@@ -78,7 +78,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit
             try:
                 versions = _find_files(folder, patterns)
             except (NotImplementedError, ValueError) as error:
-                # Errors of Path.glob for an absolute or an empty pattern.
+                # Path.glob raises these for an absolute or an empty pattern.
                 raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
             for name, version in versions.items():
                 if PurePosixPath(name).name.startswith(".") or name.endswith(".tmp"):
@@ -185,7 +185,7 @@ class ReadSoFar:
     last: str = ""  # the name of the last file; empty before the first
     files: int = 0  # number of files up to that name when it was read
     arrival: int = 0  # the latest, in microseconds; 0 before the first
-    # When the last file was written, before the first when the job began; seconds since 1970.
+    # When the last file was written, or before the first file when the job began; seconds since 1970.
     written: float = 0.0
     over: bool = False  # this part of the work is done
 

@@ -4,7 +4,7 @@ An impression is published in the partition of its query time. A click is needed
 impression, and has one *home*, which counts it and reports whether it was matched: the partition of the click's time
 plus the allowed difference of clocks, so that no impression of a click is in a partition after its home. The events
 of further labels, such as conversions, are clicks with separate windows. A partition closes when the clicks and
-conversions on all of its impressions have had their time to arrive; later events are too late for it. So an event's
+conversions on all of its impressions have had time to arrive; later events are too late for it. So an event's
 time and arrival alone determine whether it is too late: it does not depend on what else has been read by then.
 """
 
@@ -31,7 +31,7 @@ class PartitionRules:
     window: int  # from an impression to its click, at most
     late_window: int  # after the window, in which a click is called late
     delay: int  # from an event to its arrival, at most
-    overlap: int = 0  # from an arrival in a file back to earlier ones in files after it, at most
+    overlap: int = 0  # by which arrivals in a file may precede those in the file before it, at most
     skew: int = 0  # from a click to a later impression, and from an impression to a later query, at most: clocks differ
     show: int = 0  # from a query to its impressions, at most; 0 where they share one time
     # The window and the late window of each further label's events, by its name.
@@ -43,11 +43,11 @@ class PartitionRules:
         return {CLICKS: (self.window, self.late_window), **self.labels}
 
     def start_of(self, times: Times) -> Times:
-        """Returns the begin of the partition of each time."""
+        """Returns the start of the partition of each time."""
         return times - times % self.length
 
     def home_of(self, times: Times) -> Times:
-        """Returns the begin of the partition that counts clicks of these times."""
+        """Returns the start of the partition that counts clicks of these times."""
         return self.start_of(times + self.ahead)
 
     def closes_at(self, start: Times) -> Times:
@@ -93,7 +93,7 @@ def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int,
 def route_clicks(
     rules: PartitionRules, table: pa.Table, kind: Kind = CLICKS
 ) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Splits clicks, or a label's events, by each partition that may hold their impression.
+    """Copies clicks, or a label's events, to each partition that may hold their impression.
 
     Also returns the clicks that are too late for their home.
     """
@@ -117,5 +117,5 @@ def route_clicks(
 
 
 def known_from(rules: PartitionRules, start: int) -> int:
-    """Returns the query time from which on earlier impressions matter to the partition that begins at ``start``."""
+    """Returns the earliest query time of the impressions that the partition beginning at ``start`` needs."""
     return start - rules.ahead - rules.lookback

@@ -15,7 +15,7 @@ first open partition, and so has to read the source again from there (``first_ne
 checkpoint of the runner.
 """
 
-# Beam types its classes, few of its functions.
+# Beam has types for its classes, but only for few of its functions.
 # mypy: allow-untyped-calls
 
 import contextlib
@@ -69,7 +69,7 @@ _MILLISECOND = 1000
 _COUNTS = ".stream-counts.json"
 _READ = "read"  # counts of impressions by the partition that they were read for
 
-# How long after a partition closes its late events are still recorded; the runner drops later ones.
+# How long late events are still recorded after a partition closes; the runner drops later ones.
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
 
 
@@ -80,7 +80,7 @@ class RawEvents:
     kind: Kind
     name: str
     chunk: Chunk
-    before: int = -1  # the last arrival of the files before
+    before: int = -1  # the last arrival in the files before it
     stamps: np.ndarray | None = None  # [N] int64, the timestamps of records, in microseconds
 
 
@@ -95,7 +95,7 @@ def first_needed(mapping: EventMapping, log: Location) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not support."""
+    """Returns the durations of a mapping. Raises InputError if Beam's windows do not support one."""
     rules = partition_rules(mapping)
     values = vars(rules) | {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
     for name, value in values.items():
@@ -107,8 +107,8 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    The mapping has its teacher pinned; all workers see the existing log under its path or address; the share
-    of rejects counts a worker's latest events. With ``counts`` the impressions that were read for each partition are
+    The mapping has its teacher pinned. All workers must see the existing log under its path or address. The share
+    of rejects is over a worker's latest events. With ``counts`` the number of impressions read for each partition is
     written when the watermark reaches the end of time.
     """
 
@@ -190,8 +190,8 @@ class _Publish(_Step):
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(_Step):
-    # Parses events, transforms features, and sends each partition the events that it needs: its begin, and a kind or
-    # ``EARLIER`` with its events as an Arrow stream.
+    # Parses events, transforms features, and sends each partition the events that it needs: its start, and a kind or
+    # ``EARLIER`` with the events as an Arrow stream.
 
     def __init__(self, mapping: EventMapping, log: Location, last: int, max_reject_share: float) -> None:
         super().__init__(mapping, log)
@@ -243,12 +243,12 @@ class _Stage(_Step):
         for what, content in parts:
             with pa.ipc.open_stream(content) as reader:
                 tables.setdefault(what, []).append(reader.read_all())
-        # A runner may fire once more, with nothing, when it forgets a window.
+        # A runner may fire once more, without events, when it discards a window.
         if tables and pane.timing == PaneInfoTiming.LATE:
             with local_log(self._log) as log:
                 for kind, table in ((k, table) for k in self._mapping.kinds for table in tables.get(k, [])):
                     if kind != IMPRESSIONS:
-                        # Other partitions than its home get the same click too.
+                        # Partitions besides its home get the same click.
                         at_home = self._rules.home_of(table.column("time").to_numpy()) == start
                         table = table.filter(pa.array(np.asarray(at_home)))
                     if table.num_rows:
@@ -280,9 +280,9 @@ def stream_events(
 ) -> None:
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
-    ``source`` makes the transform that yields ``RawEvents``, for the mapping with a pinned teacher; all workers see the
-    log under its path or address; a signal from ``stop``, called ten times a second, cancels the job. With ``drain`` a
-    source ends by itself. Raises InputError: an unsuitable runner, another mapping's log, or too many rejects.
+    ``source`` makes the transform that yields ``RawEvents`` from the mapping with a pinned teacher. All workers must
+    see the log under its path or address. ``stop`` is called ten times a second; its signal cancels the job. ``drain``
+    says that the source ends. Raises InputError: an unsuitable runner, another mapping's log, or too many rejects.
     """
     if runs_in_this_process(options) and not drain:
         raise InputError(
@@ -335,13 +335,13 @@ def _check_nothing_lost(location: Location, rules: PartitionRules) -> None:
 
 
 def streaming_options(text: str, drain: bool) -> PipelineOptions:
-    """Parses Beam's options. Raises InputError. For Flink adds the required ones that are absent."""
+    """Parses Beam's options and adds options that Flink requires. Raises InputError if one is invalid."""
     arguments = split_beam_options(text)
     options = read_beam_options(arguments)
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in ("FlinkRunner", "PortableRunner"):
         names = {argument.partition("=")[0] for argument in arguments}
         needed = {
-            # A watermark moves when a bundle ends: partitions are published this much late; by default a second.
+            # A watermark moves when a bundle ends, which delays partitions by this much; the default is a second.
             "--max_bundle_time_mills": "=100",
             # How long finished sources stay; Flink's default depends on whether there are checkpoints. Without
             # these sources the watermark of Kafka no longer moves; with them a job that has read everything does not

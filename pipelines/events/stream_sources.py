@@ -4,11 +4,12 @@ Folders are a splittable function for each kind. The runner's checkpoint has the
 the names of all later files sort after it.
 
 Records of Kafka, read by Beam's connector, are JSON objects. Their timestamps are their arrivals: either the broker
-sets them, or producers set them to the time when they received the event. A record without a value (null) is no event:
-it only moves the watermark of its Kafka partition, which the connector does not know before it has read a record there.
+sets them, or producers set them to the time when they received the event. A record without a value (null) is not an
+event: it only moves the watermark of its Kafka partition, which the connector does not know before it has read a record
+there.
 """
 
-# Beam types its classes, few of its functions.
+# Beam has types for its classes, but only for few of its functions.
 # mypy: allow-untyped-calls
 
 import time
@@ -127,7 +128,7 @@ class FollowFiles(beam.DoFn):
                 position = replace(position, arrival=max(position.arrival, last))
                 yield TimestampedValue(RawEvents(kind, unit.name, chunk, before), Timestamp(micros=first))
             tracker.try_claim(position)
-            # What was read has been output: all that follows arrives later.
+            # All events read so far have been output, and the following ones arrive later.
             _advance(estimator, position.arrival - self._overlap)
         if len(files) > _FILES_A_BUNDLE:
             tracker.defer_remainder()
@@ -168,8 +169,8 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
 class EventsInFolders(beam.PTransform[Any, Any]):
     """Events of some folders as ``RawEvents``, file by file in the order of their names.
 
-    All workers see the folders under their paths or addresses. Drained folders end with the watermark at the end of
-    time. A kind is idle by itself, from when its last file was written.
+    All workers see the folders under their paths or addresses. When drained folders end, the watermark
+    moves to the end of time. Each kind becomes idle independently, counted from when its last file was written.
     """
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Location], settings: FollowSettings) -> None:
@@ -187,7 +188,7 @@ class EventsInFolders(beam.PTransform[Any, Any]):
 class EventsInKafka(beam.PTransform[Any, Any]):
     """Records of a mapping's topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
-    Raises InputError: a mapping without topics, or a setting of the consumer that is no pair.
+    Raises InputError: the mapping has no topics, or a consumer setting is not a pair.
     """
 
     def __init__(self, mapping: EventMapping, options: EventOptions, since_us: int = 0) -> None:
@@ -212,8 +213,8 @@ class EventsInKafka(beam.PTransform[Any, Any]):
         }
 
     def expand(self, begin: Any) -> Any:
-        # All that every version of the connector requires: the Java side refuses fields that it does not know, and the
-        # transform of a newer Python side would send new fields.
+        # Only the fields that every version of the connector requires: the Java side refuses unknown fields, and the
+        # transform of a newer Python side would send new ones.
         fields: dict[str, Any] = {
             "key_deserializer": ReadFromKafka.byte_array_deserializer,
             "value_deserializer": ReadFromKafka.byte_array_deserializer,
@@ -263,7 +264,7 @@ class _Gather(beam.DoFn):
         for (topic, partition), records in self._waiting.items():
             offsets = np.array([offset for offset, _, _ in records], np.int64)
             stamps = np.array([moment.micros for _, _, moment in records], np.int64)
-            # A record becomes a line. An empty one is no object, and is rejected as such.
+            # A record becomes a line. An empty record is not an object, and is rejected as such.
             values = [value if not value.isspace() and value else b"null" for _, value, _ in records]
             lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
             chunk = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)

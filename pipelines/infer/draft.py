@@ -94,7 +94,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping, in the order of its file. Raises InputError: an impossible role, a leak, or no feature left."""
+    """Drafts a mapping, in file order. Raises InputError: a role is impossible, a leak, or no feature left."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -127,7 +127,7 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
     times: dict[str, Any] = _ROW_ORDER
     if time is not None:
         times = time.time.model_dump(mode="json", exclude_none=True)
-        # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
+        # A value that was not read as a time, such as 0 for none, is also rejected by the ingest.
         us, bad = parse_times(sample.columns[times["column"]], time.time)
         left_out = us[time.bad & ~bad]
         times |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
@@ -189,7 +189,7 @@ def _decide_roles(
             raise InputError(f"{option} {name}: {roles[name]} names the same column")
         roles[name] = option
     if options.session_gap is not None:
-        # The user of sessions is a feature, too.
+        # The user of sessions is also a feature.
         del chosen["--query"]
     return dict(chosen.values())
 
@@ -220,7 +220,7 @@ def _decide_features(
             each = f"{column.present / column.distinct:.3g} rows each"
             draft.notes.append(f"{name} looks like a query, {each}: --query {name} makes it one")
         twin = seen.setdefault(column.codes.tobytes(), column)
-        # Of columns without repetition the values always change in the same rows.
+        # The values of columns without repetition always change in the same rows.
         repeats = decision.becomes == "category" and column.distinct < 0.5 * column.present
         if decision.feature and twin is not column and (repeats or list(column.texts) == list(twin.texts)):
             decision = not_used(f"a duplicate of {twin.name}")
@@ -292,7 +292,7 @@ def _features(
 
 
 def _partition(sample: Sample, time: TimeColumn | None) -> str:
-    """Returns a length of partitions that hold a bounded number of rows on the average."""
+    """Returns a length of partitions that hold a bounded number of rows on average."""
     if time is None:
         return "8m"
     span = max(1, int(np.ptp(time.us[~time.bad])))

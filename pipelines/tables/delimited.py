@@ -40,11 +40,11 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
 
 class _StrictQuotes:
-    """Replaces each line of malformed quotes, which a parser would accept, by an invalid one.
+    """Replaces each line with malformed quotes, which a parser would accept, by an invalid one.
 
-    So a parser refuses that line, for too many or few fields, by its number. A value may stand in quotes (RFC 4180):
-    its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
-    within is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
+    A parser then refuses that line for its number of fields, and reports its number. A value may be quoted (RFC 4180):
+    the first quote begins a field, the last one is followed by a delimiter, a line end or nothing, and a quote within
+    is doubled. A quote elsewhere in a field is a plain character. If a record breaks these rules, its first line
     is rejected, and reading starts again after it: so a quote that is never closed costs its line, and not all lines
     until the next quote. A quote counts as never closed if its record, of ``fields``, would be longer than ``limit``
     bytes.
@@ -61,14 +61,14 @@ class _StrictQuotes:
         self._last = re.compile(rb"(?:%b%b)*+%b" % (value, comma, value))
 
     def check(self, data: bytes, final: bool) -> tuple[bytes, int]:
-        """Returns the checked records at the start of ``data``, and their number of bytes there."""
+        """Returns the checked records at the start of ``data``, and how many bytes of ``data`` they take."""
         pieces: list[bytes] = []
         passed = record = 0
         while (record := _end(self._records, data, record)) < len(data):
             if final and self._last.fullmatch(data, record):
                 record = len(data)
                 break
-            # The field that is at fault, or cut off.
+            # The field that is malformed, or cut off.
             at = _end(self._fields, data, record)
             quoted = _QUOTED.match(data, at)
             is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
@@ -102,10 +102,9 @@ _LOOKED = 100
 def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """Returns the names of a file's columns, from its header or the mapping.
 
-    If the lines below the header all have one field more, which is empty, or one less than a header that ends with a
-    delimiter, there are as many names as fields. If they begin with the number of the row, without a name for it,
-    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that
-    it must have.
+    If the lines below the header have an extra empty field at their end, a column without a name is added for it; if
+    the header alone ends with a delimiter, that is ignored. If lines begin with a row number for which the header has
+    no name, the name of that column is empty. Raises InputError: the file is unreadable, or lacks its header.
     """
     if form.columns is not None:
         return form.columns
@@ -164,10 +163,10 @@ def read_delimited(
     block_bytes: int,
     encoded: Collection[str] = (),
 ) -> Iterator[Chunk]:
-    """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
+    """Yields the wanted columns of a csv or tsv file, as binary with nulls; ``encoded`` columns as dictionaries.
 
     Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
-    hold line ends. Raises InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
+    hold line ends. Raises InputError: a column is missing, the file is damaged, or a record exceeds ``block_bytes``.
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)
@@ -239,7 +238,7 @@ def read_delimited(
 
 
 def _records(path: Path, form: DelimitedInput, quotes: _StrictQuotes, block_bytes: int) -> Iterator[bytes]:
-    """Yields the records below the header, whole ones, about ``block_bytes`` at a time."""
+    """Yields whole records below the header, about ``block_bytes`` at a time."""
     skipped = form.skip_lines + form.header
     with open_bytes(path) as stream:
         rest = bytes(stream.read(len(BYTE_ORDER_MARK))).removeprefix(BYTE_ORDER_MARK)
@@ -270,7 +269,7 @@ def _records(path: Path, form: DelimitedInput, quotes: _StrictQuotes, block_byte
 
 def _repeats_header(table: pa.Table) -> np.ndarray:
     """Returns [N] bool: whether a row holds the names of the columns."""
-    # One name alone may well be a value, and numbers are.
+    # A single name may well be a value, and numbers are values.
     if table.num_columns < 2 or all(name.isdigit() for name in table.column_names):
         return np.zeros(table.num_rows, bool)
     repeated = np.ones(table.num_rows, bool)
@@ -305,5 +304,5 @@ def _field_rejects(file: int, bad: Any, row: int, faults: Mapping[str, tuple[str
     lines = bad.text.count("\n") + 1
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")
-    # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
+    # A quote that is never closed swallows the lines after it: each is counted, so that none is lost silently.
     return [make_reject(file, row, "line", reason, text, f"{bad.expected_columns} fields")] * lines

@@ -1,7 +1,7 @@
-"""Operations of the rules on Arrow arrays of strings and NumPy arrays of numbers; the text of values in such arrays.
+"""Operations of the id rules on Arrow arrays of strings and NumPy arrays of numbers, and conversion of values to text.
 
-Strings are large_string without nulls; for the items of lists a dictionary, of which only the distinct values are
-changed; for derived columns also string, and null stays null. TensorFlow is loaded only for text, because it cuts and
+Strings are large_string without nulls. Items of lists may be a dictionary, of which only the distinct values are
+changed; derived columns may also be string, and keep nulls. TensorFlow is loaded only for text, because it cuts and
 hashes n-grams faster.
 """
 
@@ -27,7 +27,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def spell_array(strings: pa.Array) -> pa.Array:
-    """Spells Arrow strings as a category does; null stays null."""
+    """Applies the spelling of ``ctr.data.spelling`` to Arrow strings: 12.0 becomes 12; null stays null."""
     content = strings.buffers()[2]
     # A quick test excludes most columns. A search for one byte is many times faster than for two.
     if content is None or b"." not in (data := content.to_pybytes()) or b".0" not in data:
@@ -64,7 +64,7 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
 
 
 def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the begins of the strings, int64 [N], and their sizes in bytes."""
+    """Returns the offsets of the strings, int64 [N], and their sizes in bytes."""
     if not len(strings):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     offsets = np.frombuffer(strings.buffers()[1], np.int64)[

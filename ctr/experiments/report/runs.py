@@ -1,9 +1,8 @@
 """Existing runs and costs of an experiment. Faults become an `InputError` that names file and key.
 
-Costs of an arm are compared as multiples of another one's, with their quartiles where they are measured.
-A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: an arm that samples
-its log takes the same steps, only fewer. Times are of steps that alternate with the baseline's: quartiles
-over the rounds.
+The costs of an arm are multiples of another arm's, with quartiles if they are measured. A pass costs the time,
+or the FLOPs, of learning from a row, times the rows learned from: an arm that samples its log takes the same
+steps, only fewer. Steps are timed in rounds that alternate with the baseline's; quartiles are over the rounds.
 """
 
 import glob
@@ -42,11 +41,11 @@ class ArmCosts(Record):
     dense_parameters: Amount | None = None
     embedding_parameters: Amount | None = None
     step_ms: Amount | None = None  # median of a training step
-    step_ratio: Quartiles | None = None  # quartiles, of the baseline's in the same round
+    step_ratio: Quartiles | None = None  # quartiles, relative to the baseline's step in the same round
     batch_rows: Amount | None = None
     inference_ms: Amount | None = None  # median of a forward pass over a batch
     inference_ratio: Quartiles | None = None  # as step_ratio
-    learned_share: Amount | None = None  # rows learned from, of the log's
+    learned_share: Amount | None = None  # share of the log's rows that are learned from
 
 
 class Costs(Record):
@@ -138,7 +137,7 @@ def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
 
 
 def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
-    """Returns a finished run of an arm or ``ARM~RETRAIN``, else None, and how it ended."""
+    """Returns a planned run, None unless it is finished, and its ending; ``owner`` is its arm, or ``ARM~RETRAIN``."""
 
     def ending(state: str, reason: str) -> tuple[None, Ending]:
         return None, Ending(planned.seed, planned.folder, state, reason)
@@ -158,7 +157,7 @@ def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None,
 
 
 def family_biases(run: Run, families: list[PlannedFamily]) -> dict[str, FamilyBias]:
-    """Returns the calibration of a run by the slices of each family that it measured, by the family's name."""
+    """Returns a run's calibration by slice for each family that the run measured, by the family's name."""
     biases = {}
     for family in families:
         name, count = f"constraint:{family.name}", len(family.slices)
@@ -169,7 +168,7 @@ def family_biases(run: Run, families: list[PlannedFamily]) -> dict[str, FamilyBi
 
 
 def seed_rows(metric: str, whole: Estimate, by_seed: Mapping[Any, Estimate], **keys: object) -> list[Row]:
-    """Returns a metric of all seeds, with its interval, and its values by seed or by pair of seeds."""
+    """Returns rows of a metric: one for all seeds, with an interval, and one for each seed or pair of seeds."""
     values = [row(metric, float(estimate.point), seed=seed, **keys) for seed, estimate in by_seed.items()]
     return [row(metric, whole, **keys), *values]
 
@@ -218,7 +217,7 @@ def cost_ratios(
 ) -> dict[str, Number]:
     """Returns the measured costs of an arm as multiples of a reference's, by `COST_KINDS`.
 
-    Times are multiples of the baseline's. Against another reference, the quartiles of both make a range.
+    Times are multiples of the baseline's. Against another reference, the range covers the quartiles of both.
     """
     if costs is None or reference is None:
         return {}

@@ -23,7 +23,7 @@ CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs
 
 
 class CurvePoint(NamedTuple):
-    """Size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
+    """Point of the curve, for one size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
 
     cost: float
     accuracy: Estimate
@@ -73,15 +73,15 @@ def tuning_rows(
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Sorts the points by ascending cost, with only the most accurate of equal cost."""
+    """Sorts the points by ascending cost, keeping only the most accurate of equal cost."""
     ascending = sorted(points, key=lambda point: (point.cost, float(point.accuracy.point)))
     return [*{point.cost: point for point in ascending}.values()]
 
 
 def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
-    """Reads the curve's relative gain over the accuracy of the reference, at its cost: 0.001 is a thousandth more.
+    """Interpolates the curve's relative gain in accuracy over the reference, at the reference's cost; 0.001 is 0.1%.
 
-    `points` is at least one; `target` is over the same queries.
+    `points` has at least one point; `target` is over the same queries.
     """
     curve = by_cost(points)
     costs = [point.cost for point in curve]
@@ -101,7 +101,7 @@ def accuracy_at_neutral_cost(points: Sequence[CurvePoint], target: CurvePoint) -
 
 
 def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -> Number:
-    """Interpolates the least cost at which the curve reaches the reference's accuracy, as a change; -0.1 is a tenth."""
+    """Interpolates the relative change of cost where the curve reaches the reference's accuracy; -0.1 is 10% less."""
     curve = by_cost(points)
     logs = np.log([point.cost for point in curve])
     crossing = combined(
@@ -119,7 +119,7 @@ def cost_at_neutral_accuracy(points: Sequence[CurvePoint], target: CurvePoint) -
 
 
 def _bound(value: float, *, is_below: bool) -> Number:
-    """Returns a reading at the end of a sweep, beyond which the answer lies."""
+    """Returns the value at the end of a sweep as a bound on the result, which lies beyond it."""
     return Number(value, -math.inf, value) if is_below else Number(value, value, math.inf)
 
 

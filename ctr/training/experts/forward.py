@@ -70,7 +70,7 @@ class Experts:
         """Computes the scores of each expert for B rows; see ``ctr.models.click_model.forward``.
 
         Args:
-            inputs: inputs of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
+            inputs: by tower: both towers of a factorized network, otherwise ``quality`` alone; also ``pairs`` if used.
         """
         scores: dict[str, Scores] = {}
         for name in self.names:

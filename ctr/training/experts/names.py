@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 def expert_names(model: Model) -> tuple[ExpertName, ...]:
-    """Returns the experts of a model in order; for ``auto``, which depends on the log, all but pairs."""
+    """Returns the experts of a model in order; for ``auto`` without pairs, whose use depends on the log."""
     if model.experts != "auto":
         return tuple(name for name in EXPERTS if name in model.experts)
     if model.factorized is not None:

@@ -28,7 +28,7 @@ def with_pair_table(
 
     Args:
         columns: columns of the log's id matrix; the ids of pairs follow them (``with_pair_ids``).
-        shared_rows: rows that a feature's ids without an individual row share.
+        shared_rows: number of rows shared by the ids of a feature that have no row of their own.
 
     Raises:
         InputError: there are no two features to pair.

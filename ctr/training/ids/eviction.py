@@ -16,10 +16,10 @@ def microseconds(seconds: float) -> int:
 class DecayClock:
     """Weights of occurrences under forward decay: one number for all occurrences of a time.
 
-    The frequency of an id is the sum over its occurrences of 2^-(now - time) / half_life. The clock stores the sum of
-    2^(time - landmark) / half_life, which does not change while an id is not seen, and differs by a factor that all
+    The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). The clock stores the sum of
+    2^((time - landmark) / half_life), which does not change while an id is not seen, and differs by a factor that all
     ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
-    exact but for what is below 2^-800 of a recent occurrence.
+    exact except for frequencies below 2^-800 of a recent occurrence.
 
     Cormode, Shkapenyuk, Srivastava, Xu, "Forward decay", 2009.
     """
@@ -58,7 +58,7 @@ def evicted_first(
     places: np.ndarray | None = None,
     group: Workers = ALONE,
 ) -> np.ndarray:
-    """Chooses the ids to evict; ``none``, which evicts nobody, chooses as ``least_recent``.
+    """Chooses the ids to evict; policy ``none``, which evicts no id, orders them as ``least_recent`` does.
 
     ``score`` is frequency / (time since last seen + half-life / 100). Recency alone evicts rare but regular ids in
     favor of an id seen once, a moment ago; frequency alone keeps formerly popular ids and evicts new ones. Their

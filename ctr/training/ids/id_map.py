@@ -136,7 +136,7 @@ class IdMap:
     ) -> np.ndarray:
         """Returns the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
 
-        An id without a slot has the shared row of its feature that its fingerprint selects. ``slots``: of
+        An id without a slot has the shared row of its feature that its fingerprint selects. ``slots`` are from
         ``find_slots``.
         """
         if slots is None:

@@ -108,4 +108,4 @@ class Observer:
         return False
 
     def pause(self, inputs: Inputs, score: Score) -> None:
-        """Called between two batches, while nothing is read ahead; the pass continues as after a signal."""
+        """Called between two batches, with no batch read ahead; the pass then continues where it stopped."""

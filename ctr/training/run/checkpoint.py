@@ -140,7 +140,7 @@ def read_parts(
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
     """Reads the arrays of a checkpoint file by file; also returns the requested parts of arrays, by name.
 
-    ``entries``: of ``collect_parts``; without ``parts`` arrays are whole. Raises ValueError where parts are missing.
+    ``entries`` are from ``collect_parts``; without ``parts`` an array is whole. Raises ValueError if parts are missing.
     """
     whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
     arrays: dict[str, np.ndarray] = {}

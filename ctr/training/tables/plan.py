@@ -138,7 +138,7 @@ def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int 
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
-    """Assigns rows of a table with ``table_rows``, int32 [G], to a plan's growing ids; several may share a row."""
+    """Assigns ``rows``, int32 [G], of a table of ``table_rows`` to a plan's growing ids; several may share a row."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 

@@ -37,7 +37,7 @@ class Rows:
         return len(range(rank, rows, size))
 
     def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects the rows of a table, int32 [N], that this worker holds: their positions, and rows in the part."""
+        """Selects the rows of a table, int32 [N], that this worker holds: positions in ``rows``, rows in its part."""
         rank, size = self.part(table)
         positions = np.flatnonzero(rows % size == rank)
         return positions, rows[positions] // size
