@@ -171,7 +171,7 @@ def dual_step(
         seen: float32 [2, K], the slice's mean weight in the batches that had any of it, and their number; 0 at first.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
-        total_of: adds up sums over the workers that divide a batch.
+        total_of: adds up sums over the rows here to sums over the batch.
     """
     inside, error = _errors(rows)
     weight = tf.where(inside, rows.weight, tf.zeros_like(rows.weight))

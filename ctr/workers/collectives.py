@@ -7,7 +7,7 @@ have the same bits, in every run. For a process alone nothing is added to the gr
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ctr.io.errors import INPUT, InputError, exit_status
 from ctr.workers.cluster import Cluster, WorkerLostError
+from ctr.workers.parts import Deal
 from ctr.workers.watch import TimeLimit, find_lost
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,11 @@ class Workers:
         return self.rank == 0
 
     @property
+    def deal(self) -> Deal:
+        """How rows are dealt to these workers."""
+        return Deal(self.rank, self.size)
+
+    @property
     def patience(self) -> float:
         """Seconds that others may take outside of steps: to compile, to check rows, to write; 0: any time."""
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
@@ -103,6 +109,34 @@ class Workers:
         gathered = self._gathered(tensor, self._key(tensor))
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
+
+    def gather_parts(self, part: tf.Tensor) -> list[tf.Tensor]:
+        """Gathers the tensors of all workers, which have one static shape: W tensors."""
+        return tf.unstack(tf.reshape(self.all_gather(part), [self.size, *part.shape]))
+
+    def gather_columns(
+        self, holds: tf.Tensor, columns: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns whether ``holds`` in all workers, and joins columns [N] of all, each [W * N].
+
+        Columns of whole numbers must be below 2^24.
+        """
+        if self.size == 1:
+            return holds, list(columns)
+        together = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
+        flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
+        message = tf.concat([together, flag], axis=0)
+        gathered = tf.reshape(self.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
+        rows = tf.unstack(tf.reshape(gathered[:, :-1], [-1, len(columns)]), axis=1)
+        whole = [tf.cast(row, column.dtype) for row, column in zip(rows, columns, strict=True)]
+        return tf.reduce_all(gathered[:, -1] > 0), whole
+
+    def counted_once(self, term: tf.Tensor) -> tf.Tensor:
+        """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
+        if self.size == 1:
+            return term
+        share = term if self.is_chief else tf.zeros_like(term)
+        return tf.stop_gradient(share - term) + term
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sends each worker its part of tensors [W, N, C] of one dtype, C static; returns the parts received."""
@@ -218,16 +252,17 @@ class Workers:
         except self.lost_errors as error:
             log.info("left: %s", error)
 
-    def agree(self, what: str, text: str) -> None:
-        """Raises InputError in all workers, with the addresses, if some have another text than the first."""
-        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
-        digests = self.gather_numbers(digest)
-        other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
-        if other:
-            self.leave()
-            raise InputError(
-                f"{', '.join(other)}: another {what} than the first worker; all workers must have the same"
-            )
+    def agree(self, texts: Mapping[str, str]) -> None:
+        """Raises InputError in all workers, with the addresses, if some have another text, by name, than the first."""
+        for what, text in texts.items():
+            digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
+            digests = self.gather_numbers(digest)
+            other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
+            if other:
+                self.leave()
+                raise InputError(
+                    f"{', '.join(other)}: another {what} than the first worker; all workers must have the same"
+                )
 
     # Between two steps.
 
@@ -325,7 +360,7 @@ def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
     return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
 
 
-def gather_divided(
+def gather_dealt(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:
     """Gathers, in the first worker, an array dealt entry by entry to W workers by rank; empty in the others.
@@ -333,7 +368,7 @@ def gather_divided(
     ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is the
     whole array's; ``piece`` entries of each worker are sent at once.
     """
-    held, most = len(range(group.rank, length, group.size)), -(-length // group.size)
+    held, most = group.deal.count(length), -(-length // group.size)
     if group.size == 1:
         return read(slice(held))
     none = read(slice(0, 0))

@@ -20,7 +20,7 @@ def describe(
 ) -> str:
     """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is counted over the optimizer's variables, with several workers over this one's blocks. Multiplications are
+    Memory is counted over the optimizer's variables, which may have a part of the blocks. Multiplications are
     for one step on these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d matrix
     of an exchange.
     """

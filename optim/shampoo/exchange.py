@@ -27,7 +27,7 @@ from ctr.optim.variables import Variables
 
 
 class Results(NamedTuple):
-    """Roots of this worker's matrices, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
+    """Roots of the matrices here, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
 
     status: tf.Tensor
     counters: tf.Tensor

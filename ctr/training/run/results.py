@@ -69,8 +69,8 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    The first worker alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end: empty
-    if no row was left, which keeps the earlier timing.
+    The first member alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end:
+    empty if no row was left, which keeps the earlier timing.
     """
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
@@ -87,7 +87,7 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Lists the observers' warnings, a line each; empty but in the first worker."""
+    """Lists the observers' warnings, a line each; empty but in the first member of a group."""
     return [line for observer in run.observers for line in observer.warnings()]
 
 

@@ -94,7 +94,7 @@ Exporter = Callable[[Snapshot], object]
 def take_snapshot(run: Run) -> Snapshot:
     """Takes the weights of a run that is training. They are to be used before its next step.
 
-    All workers must call this; the first one gets all rows.
+    All members of a group must call this; the first one gets all rows.
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names
@@ -105,7 +105,7 @@ def take_snapshot(run: Run) -> Snapshot:
     experts, weights = _served_weights(layouts, config, compute_dtype, names, arrays)
     whole = state.tables.whole()
     map_ids = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    served = _served_tables(layouts, whole, map_ids if state.workers.is_chief else {})
+    served = _served_tables(layouts, whole, map_ids if state.group.is_chief else {})
     return Snapshot(
         run.run_dir, config, run.schema, compute_dtype, layouts, *served, experts, weights, run.progress()
     )

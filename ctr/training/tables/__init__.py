@@ -1,4 +1,4 @@
-"""Embedding tables of a run: whole, or divided over workers.
+"""Embedding tables of a run, wherever their rows lie.
 
 ``plan.py`` says which rows a batch needs, ``rows.py`` where they lie, ``tables.py`` gathers, updates and replaces them.
 """
