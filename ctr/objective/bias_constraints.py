@@ -58,12 +58,14 @@ class Family:
         return math.prod(axis.size for axis in self.axes) * (len(self.boundaries) + 1)
 
 
-def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
-    """Resolves the configured families for logs of this schema.
+def resolve_families(config: BiasConstraintsConfig | None, schema: Schema) -> tuple[Family, ...]:
+    """Resolves the configured families for logs of this schema; none without a configuration.
 
     Raises InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
     ``MOST_SLICES`` slices.
     """
+    if config is None:
+        return ()
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
 
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,8 +199,7 @@ def follow(
             group.leave()
             return Followed(reason, 0, 0, missing)
         if init_from is not None:
-            begin = log, config, run_dir, init_from, True, group.size
-            group.once(lambda: warm_start(*begin))
+            group.once(partial(warm_start, log, config, run_dir, init_from, True, group.size))
         followed = _follow(log, config, run_dir, patience, progress, exporter)
         group.leave()
         return followed

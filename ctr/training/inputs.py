@@ -80,8 +80,7 @@ def open_inputs(path: Path, config: TrainConfig, group: Workers = ALONE) -> Inpu
     """
     with group.raise_if_any_failed():
         logs = open_logs(path, config)
-        constraints = config.objective.bias_constraints
-        families = resolve_families(constraints, logs.schema) if constraints is not None else ()
+        families = resolve_families(config.objective.bias_constraints, logs.schema)
     inputs = Inputs(**vars(logs), families=families)
     if group.size > 1:
         inputs = _with_logs(inputs, [_as_the_first(log, group) for log in _all_logs(inputs)])

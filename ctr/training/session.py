@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -92,8 +93,7 @@ def train(
         )
         if summary is None:
             if init_from is not None:
-                begin = log, config, run_dir, init_from, False, group.size
-                group.once(lambda: warm_start(*begin))
+                group.once(partial(warm_start, log, config, run_dir, init_from, workers=group.size))
             with open_session(log, config, run_dir, progress, exporter, process=process) as session:
                 summary = session.finish(process.stop)
         result = group.once(lambda: train_result(log, run_dir, summary, record))

@@ -9,14 +9,14 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import init_weights
-from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
+from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, check_table, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
 from ctr.training.division import Placement
-from ctr.training.experts.forward import Experts, Sources, make_experts, tables_of
+from ctr.training.experts.forward import Experts, Sources, dense_shapes, make_experts, tables_of
 from ctr.training.experts.state import ExpertState
 from ctr.training.label_outputs import label_biases
 from ctr.training.optimizers import dense_optimizer
@@ -40,6 +40,18 @@ _CERTIFIED = ("shampoo/stack", "shampoo/status", "one_sided/")
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Names the weights of a model as in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
+
+
+def check_shapes(
+    weights: Mapping[str, np.ndarray], config: TrainConfig, layouts: tuple[TableLayout, ...]
+) -> None:
+    """Raises KeyError or ValueError if the tables and dense weights of a checkpoint are of another model."""
+    for layout in layouts:
+        check_table(weights[f"rows/{layout.name}"], layout)
+    shapes = dense_shapes(config.model, config.objective, layouts)
+    for name, shape in dense_weights(shapes).items():
+        if weights[name].shape != shape:
+            raise ValueError(f"{name} has the shape {list(weights[name].shape)}, not {list(shape)}")
 
 
 class TrainState:

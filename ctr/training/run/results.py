@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
 from ctr.eval.run_files import WINDOWS, prediction_parts, read_predictions
 from ctr.io.arrays import hash_arrays
@@ -22,6 +21,7 @@ from ctr.training.run.directory import write_json
 from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run, duals_of
 from ctr.training.run.summary import TIMING, dense_optimizer_text
+from ctr.training.validate import input_hashes
 
 
 def unlearned_text(run: Run) -> str:
@@ -131,11 +131,7 @@ def _results(run: Run) -> dict[str, Any]:
         "dense_optimizer": dense_optimizer_text(run.config, run.state.optimizer_report()),
         "shampoo": run.state.optimizer_report(),
         "config_sha256": run.config.sha256(),
-        "log_sha256": log_sha256(inputs.log.manifests),
-        "constraint_logs_sha256": {
-            name: log_sha256(log.manifests) for name, log in inputs.constraint_logs.items()
-        },
-        "sidecars_sha256": run.sidecar_hashes(),
+        **input_hashes(inputs),
     }
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ctr.data.batches import Batch
-from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.io.files import remove_temporaries
@@ -231,7 +230,7 @@ class Run:
     def _rows_passed(self) -> dict[str, int]:
         return {name: self.position.of(name).rows for name in self._log_paths}
 
-    def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
+    def sidecar_hashes(self, until: int) -> dict[str, str]:
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
 
     # From batch to batch.
