@@ -184,7 +184,7 @@ def loss_and_terms(
         correlation = tf.constant(0.0)
         if len(components) > 1:
             correlation = squared_correlation(logits, targets["own_weight"], batch.group)
-        terms.append(share * batch.group.counted_once(correlation))
+        terms.append(share * _counted_once(correlation, batch.group))
         loss += terms[-1]
     if config.bias_constraints is not None:
         rows = _slice_rows(batch, tf.sigmoid(prediction))
@@ -284,6 +284,14 @@ def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
     # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])
+
+
+def _counted_once(term: tf.Tensor, group: Workers) -> tf.Tensor:
+    """Zeroes, in all members but the first, a term that each computes for the whole batch; keeps its gradient."""
+    if group.size == 1:
+        return term
+    share = term if group.is_chief else tf.zeros_like(term)
+    return tf.stop_gradient(share - term) + term
 
 
 def slices_of(

@@ -168,9 +168,16 @@ class Step:
     def _gather_scores(
         self, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Returns whether ``holds`` in the whole group, and the logits and slices of all rows."""
-        with tf.name_scope("gather_scores"):
-            holds, columns = self._group.gather_columns(holds, [*logits, *slices])
+        """Returns whether ``holds`` in the whole group, and the logits and slices of all rows of the batch."""
+        columns = [*logits, *slices]
+        if self._group.size > 1:
+            with tf.name_scope("gather_scores"):
+                flags = tf.fill(tf.shape(logits[0]), holds)
+                # Slices are far fewer than float32 counts without gaps.
+                message = tf.stack([tf.cast(column, tf.float32) for column in (*columns, flags)], axis=1)
+                *whole, flags = tf.unstack(self._group.all_gather(message), axis=1)
+            holds = tf.reduce_all(flags > 0)
+            columns = [tf.cast(part, column.dtype) for part, column in zip(whole, columns, strict=True)]
         return holds, columns[: len(logits)], columns[len(logits) :]
 
     def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
@@ -181,9 +188,12 @@ class Step:
         statistics, apart = state.statistics.read_value(), state.apart.read_value()
         numbers, counts = targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
-            gather = self._group.gather_parts if self._group.size > 1 else None
+            gather = self._gather_parts if self._group.size > 1 else None
             after = next_statistics(state.layouts, statistics, apart, numbers, counts, gather)
         return list(zip((state.statistics, state.apart), after, strict=True))
+
+    def _gather_parts(self, part: tf.Tensor) -> list[tf.Tensor]:
+        return tf.unstack(tf.reshape(self._group.all_gather(part), [self._group.size, *part.shape]))
 
     def _scores(
         self,

@@ -63,7 +63,6 @@ class Workers:
 
     @property
     def deal(self) -> Deal:
-        """How rows are dealt to these workers."""
         return Deal(self.rank, self.size)
 
     @property
@@ -110,34 +109,6 @@ class Workers:
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
-    def gather_parts(self, part: tf.Tensor) -> list[tf.Tensor]:
-        """Gathers the tensors of all workers, which have one static shape: W tensors."""
-        return tf.unstack(tf.reshape(self.all_gather(part), [self.size, *part.shape]))
-
-    def gather_columns(
-        self, holds: tf.Tensor, columns: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns whether ``holds`` in all workers, and joins columns [N] of all, each [W * N].
-
-        Columns of whole numbers must be below 2^24.
-        """
-        if self.size == 1:
-            return holds, list(columns)
-        together = tf.stack([tf.cast(column, tf.float32) for column in columns], axis=1)
-        flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
-        message = tf.concat([together, flag], axis=0)
-        gathered = tf.reshape(self.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
-        rows = tf.unstack(tf.reshape(gathered[:, :-1], [-1, len(columns)]), axis=1)
-        whole = [tf.cast(row, column.dtype) for row, column in zip(rows, columns, strict=True)]
-        return tf.reduce_all(gathered[:, -1] > 0), whole
-
-    def counted_once(self, term: tf.Tensor) -> tf.Tensor:
-        """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
-        if self.size == 1:
-            return term
-        share = term if self.is_chief else tf.zeros_like(term)
-        return tf.stop_gradient(share - term) + term
-
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sends each worker its part of tensors [W, N, C] of one dtype, C static; returns the parts received."""
         if self.size == 1 or not tensors:
@@ -166,16 +137,15 @@ class Workers:
         with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
+    def gather_uneven(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Gathers int64 [N] of each worker, where N may differ; between two steps."""
+        lengths = self.gather_numbers(np.array([len(numbers)]))[:, 0]
+        rows = self.gather_numbers(np.pad(numbers, (0, int(lengths.max()) - len(numbers))))
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
     def gather_texts(self, text: str) -> list[str]:
-        if self.size == 1:
-            return [text]
-        content = text.encode()
-        sizes = self.gather_numbers(np.array([len(content)]))[:, 0]
-        padded = content.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
-        if not padded:
-            return [""] * self.size
-        rows = self.gather_numbers(np.frombuffer(padded, "<i8"))
-        return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+        rows = self.gather_uneven(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
+        return [row.astype(np.uint8).tobytes().decode() for row in rows]
 
     def broadcast(self, content: Any) -> Any:
         """Returns the first worker's ``content``, of JSON's types, in all workers; between two steps."""
@@ -345,19 +315,6 @@ ALONE = Workers()
 
 
 # Numbers of all workers, for the state outside the steps.
-
-
-def total(group: Workers, number: int) -> int:
-    """Sums a number over all workers, below 2^31."""
-    return int(group.sum_numbers(np.array([number], np.int32))[0])
-
-
-def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
-    """Concatenates int64 [N] of all workers, where N may differ."""
-    (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
-    padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
-    gathered = group.gather_numbers(padded)
-    return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
 
 
 def gather_dealt(

@@ -7,7 +7,7 @@ import numpy as np
 from ctr.io.hashing import splitmix64, uniform_hash
 from ctr.training.ids.config import AdmissionConfig
 from ctr.training.ids.id_table import IdTable, extended, mix
-from ctr.workers.collectives import ALONE, Workers, gather_uneven
+from ctr.workers.collectives import ALONE, Workers
 
 DEPTH = 4
 WIDTH_PER_ID = 8
@@ -144,9 +144,10 @@ class WaitingIds:
     def _flush(self) -> None:
         taken = self._table.taken()
         hashes = mix(self._table.features[taken], self._table.fingerprints[taken])
-        hashes = gather_uneven(self._group, hashes.view(np.int64)).view(np.uint64)
-        counts = gather_uneven(self._group, self._counts[taken])
-        self._sketch.raise_to(hashes, counts)
+        hashes, counts = map(
+            np.concatenate, map(self._group.gather_uneven, (hashes.view(np.int64), self._counts[taken]))
+        )
+        self._sketch.raise_to(hashes.view(np.uint64), counts)
         self._table.clear()
 
     def forget(self, features: np.ndarray, fingerprints: np.ndarray) -> None:

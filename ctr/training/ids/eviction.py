@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ctr.training.ids.config import EvictionConfig
-from ctr.workers.collectives import Workers, total
+from ctr.workers.collectives import Workers
 
 _RESCALE_HALF_LIVES = 256
 
@@ -109,7 +109,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
     """
     if group.size == 1:
         return lowest(values, count)
-    count = min(count, total(group, len(values)))
+    count = min(count, int(group.sum_numbers(np.array([len(values)], np.int32))[0]))
     if not count:
         return np.zeros(0, np.int64)
     bits = values.view(np.uint64)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.io.hashing import splitmix64
-from ctr.workers.collectives import ALONE, Workers, total
+from ctr.workers.collectives import ALONE, Workers
 
 FREE = np.int16(-1)
 """The feature of a place that no pair has."""
@@ -199,7 +199,7 @@ class IdTable:
         self.places = len(self.features) if places is None else places
         taken = self.features != FREE
         self._pairs = int(np.count_nonzero(taken))
-        self.count = total(self._group, self._pairs)
+        self.count = int(self._group.sum_numbers(np.array([self._pairs], np.int32))[0])
         self._free = np.flatnonzero(~taken)
         self._rebuild(0)
 

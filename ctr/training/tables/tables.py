@@ -131,11 +131,8 @@ class EmbeddingTables:
         by_table, begun = {}, []
         for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                learned = id_map.learn(
-                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
-                )
-                by_table[number] = learned.rows
-                begun.append(_new_rows(number, ids, learned))
+                by_table[number], new = self.learn_batch(number, ids, time_us, indices)
+                begun.append(new)
             else:
                 by_table[number] = id_map.look_up(ids.features, ids.fingerprints, indices)
         return by_table, begun
@@ -160,10 +157,12 @@ class EmbeddingTables:
                 begun.append(_new_rows(number, ids, learned))
         return assigned, begun
 
-    def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
+    def learn_batch(
+        self, number: int, ids: PendingIds, time_us: int, slots: np.ndarray | None = None
+    ) -> tuple[np.ndarray, NewRows]:
         """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
-        id_map = self.id_maps[number]
-        learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted)
+        of_ids = ids.features, ids.fingerprints, ids.counts
+        learned = self.id_maps[number].learn(*of_ids, time_us, ids.admitted, slots)
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
