@@ -117,17 +117,12 @@ def save(
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    Several writers call it after the first one has called ``begin``. Older checkpoints than the newest make room for it
-    on a disk that is full.
-
-    Raises PassingError if the disk has no room for it; then nothing was deleted.
+    Several writers call it after one has called ``begin``. Raises PassingError: see ``begin``.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
     if writer.size == 1:
-        begin(folder, examples)
-    if writer.rank == 0:
-        _make_room(folder, writer.nbytes or sum(array.nbytes for array in arrays.values()))
+        begin(folder, examples, sum(array.nbytes for array in arrays.values()))
     digest = write_arrays(partial / writer.file, arrays)
     if writer.rank:
         writer.announce(partial, digest)
@@ -145,10 +140,15 @@ def save(
     clean_up(folder, keep)
 
 
-def begin(folder: Path, examples: int) -> str:
-    """Makes the folder of the checkpoint at ``examples``; returns a random tag for all its writers."""
+def begin(folder: Path, examples: int, nbytes: int) -> str:
+    """Makes the folder of the checkpoint at ``examples``; returns a random tag for all its writers.
+
+    Older checkpoints than the newest make room for ``nbytes`` on a disk that is full. Raises PassingError if it has no
+    room; then nothing was deleted.
+    """
     make_folder(folder)
     _remove_leftovers(folder)
+    _make_room(folder, nbytes)
     (folder / f"{examples:020d}{PARTIAL}").mkdir()
     return f"-{secrets.token_hex(4)}"
 

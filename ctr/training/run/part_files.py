@@ -31,7 +31,6 @@ class Writer(NamedTuple):
     rank: int = 0
     size: int = 1
     parts: Mapping[str, Part] = {}  # by the names of arrays, without the arrays that all have
-    nbytes: int = 0  # of the arrays of all writers; 0: of these alone
     patience: float = (
         0.0  # seconds that the first one waits for the files of others; 0: however long it takes
     )

@@ -213,10 +213,11 @@ class Run:
         # A difference now would be in all later predictions.
         self.group.agree({"state in what all workers have": self.state.digest()})
         total = int(self.group.gather_numbers(np.array([nbytes])).sum())
-        attempt = self.group.once(lambda: checkpoint.begin(self._checkpoints, self.position.examples))
+        examples = self.position.examples
+        attempt = self.group.once(lambda: checkpoint.begin(self._checkpoints, examples, total))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
         patience, is_leaving = self.group.patience, self._is_closing.is_set
-        return Writer(*self.group.deal, parts, total, patience, attempt, is_leaving)
+        return Writer(*self.group.deal, parts, patience, attempt, is_leaving)
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}

@@ -220,7 +220,7 @@ def test_one_that_a_run_that_goes_on_deletes_while_it_is_read(tmp_path, monkeypa
 
 def write_parts(folder, position, size, ranks=None, patience=5.0) -> None:
     """What ``size`` workers write, all but the first one at the same time in threads of their own."""
-    checkpoint.begin(folder, position)
+    checkpoint.begin(folder, position, 1000)
     whole = arrays_at(position)
 
     def write(rank: int) -> None:
@@ -228,7 +228,7 @@ def write_parts(folder, position, size, ranks=None, patience=5.0) -> None:
         arrays = {"weights|rows/a": whole["weights|rows/a"][part.rows]}
         if not rank:
             arrays |= {name: array for name, array in whole.items() if name not in arrays}
-        writer = Writer(rank, size, {"weights|rows/a": part}, 1000, patience)
+        writer = Writer(rank, size, {"weights|rows/a": part}, patience)
         checkpoint.save(folder, position, arrays, {"position": position, "parts": ["x"]}, 2, writer)
 
     others = [rank for rank in range(1, size) if ranks is None or rank in ranks]
@@ -289,7 +289,7 @@ def test_the_first_worker_may_take_the_folder_as_soon_as_a_part_is_noted(tmp_pat
             Path(target).parent.rename(tmp_path / "final")
         return Path(target)
 
-    checkpoint.begin(tmp_path, 5)
+    checkpoint.begin(tmp_path, 5, 24)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", taken_at_once)
         save(tmp_path, 5, {"a": np.arange(3)}, {}, 2, Writer(1, 2))
