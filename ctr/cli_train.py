@@ -233,7 +233,7 @@ def _joined(options: Options, worker: _Worker) -> Iterator[dict[str, Any]]:
     workers = join(worker, options.worker_timeout or _TIMEOUT_SECONDS)
     # After that: TensorFlow takes SIGTERM for itself, and would only note it.
     with stop_signals() as stop:
-        yield {"workers": workers, "stop": stop}
+        yield {"group": workers, "stop": stop}
 
 
 def _launch(options: Options, size: int) -> None:

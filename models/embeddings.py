@@ -30,32 +30,15 @@ _BLOCK = 2**14
 
 
 def create_table(
-    layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
+    layout: TableLayout, init_scale: float, seed: int, first: int = 0, stride: int = 1
 ) -> tf.Variable:
-    """Creates a table with its first rows; with growing ids, more rows follow later."""
-    value = _first_rows(layout, init_scale, seed, rank, size)
-    rows = None if layout.growing else value.shape[0]
-    return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
-
-
-def _first_rows(
-    layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
-) -> tf.Tensor | np.ndarray:
-    """Returns the initial fixed rows of a table, float32 [rows, columns].
+    """Creates a table of the fixed rows ``first``, ``first + stride`` and so on; where ids grow, it may get more.
 
     Embeddings are normal with deviation ``init_scale``, linear weights 0.
-
-    Args:
-        rank, size: which part of the table, of how many: the rows ``rank``, ``rank + size`` and so on, with
-            the values that they have in the whole table, which is never there.
     """
-    if size > 1:
-        return _part_of_rows(layout, init_scale, seed, rank, size)
-    columns = []
-    for copy in range(layout.copies):
-        drawn = tf.random.stateless_normal([layout.rows, layout.width], _seeds(layout, copy, seed))
-        columns += [init_scale * drawn, tf.zeros([layout.rows, 1])]
-    return tf.concat(columns, axis=1)
+    value = _first_rows(layout, init_scale, seed, first, stride)
+    rows = None if layout.growing else value.shape[0]
+    return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
 
 
 def _seeds(layout: TableLayout, copy: int, seed: int) -> list[int]:
@@ -64,8 +47,9 @@ def _seeds(layout: TableLayout, copy: int, seed: int) -> list[int]:
     return [seed, int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))]
 
 
-def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, size: int) -> np.ndarray:
-    value = np.zeros((len(range(rank, layout.rows, size)), layout.copies, layout.width + 1), np.float32)
+def _first_rows(layout: TableLayout, init_scale: float, seed: int, first: int, stride: int) -> np.ndarray:
+    """Draws some fixed rows of a table, float32, with their values in the whole table, which is never there."""
+    value = np.zeros((len(range(first, layout.rows, stride)), layout.copies, layout.width + 1), np.float32)
     for copy in range(layout.copies if layout.width else 0):
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_seeds(layout, copy, seed))
         for begin in range(0, layout.rows, _PIECE):
@@ -77,9 +61,9 @@ def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, 
                 counter=counter + tf.constant([begin * layout.width // 4, 0], tf.uint64),
                 alg=_PHILOX,
             )
-            first = (rank - begin) % size
-            start = (begin + first) // size
-            scaled = (init_scale * drawn).numpy()[first::size]
+            skipped = (first - begin) % stride
+            start = (begin + skipped) // stride
+            scaled = (init_scale * drawn).numpy()[skipped::stride]
             value[start : start + len(scaled), copy, : layout.width] = scaled
     return value.reshape(-1, layout.columns)
 

@@ -4,10 +4,10 @@ Of each number x the network gets two inputs, and of a vector of d numbers d + 1
 
     z = clip((x - mean) / deviation, -10, 10),    0 where it is missing
 
-with sign(x) log(1 + |x|) instead of x where the feature asks for it. Statistics are float64 [3, K] for the K
-numbers of all features: count, mean, and sum of squared deviations from the mean. Statistics of a batch are merged with
-earlier ones by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
-their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
+with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Statistics are float64 [3, K] for the K
+numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
+those of the rows before by the formula of Chan, Golub and LeVeque (1979), those of a batch's parts one by one; nothing
+cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
 the latter also if all numbers have been the same. An infinite number is clipped, and not counted in the statistics.
 
 Neither is a rare placeholder for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
@@ -36,8 +36,7 @@ def next_statistics(
     apart: tf.Tensor,
     values: tf.Tensor,
     learned: tf.Tensor,
-    workers: int = 1,
-    gather: Callable[[tf.Tensor], tf.Tensor] = lambda rows: rows,
+    gather: Callable[[tf.Tensor], list[tf.Tensor]] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
 
@@ -46,8 +45,7 @@ def next_statistics(
         apart: before the batch.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
-        workers: W, the number of workers that divide the batch.
-        gather: concatenates the arrays of workers: [N, K] of each becomes [N W, K].
+        gather: returns the tensors of all who have rows of the batch, in their order; None: all rows are here.
     """
     parts = [_scaled(numbers, vector) for numbers, vector in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
@@ -55,22 +53,22 @@ def next_statistics(
     far, first = apart[:3], apart[3:]
     young = statistics[0] + far[0] < FIRST_NUMBERS
 
-    def of_workers(rows: tf.Tensor) -> list[tf.Tensor]:
-        return tf.unstack(tf.reshape(gather(rows), [workers, rows.shape[0], scaled.shape[1]]))
+    def parts_of(part: tf.Tensor) -> list[tf.Tensor]:
+        return [part] if gather is None else gather(part)
 
     def judge() -> tuple[tf.Tensor, ...]:
-        return _judge_first(statistics, far, first, scaled, counted, of_workers)
+        return _judge_first(statistics, far, first, scaled, counted, parts_of)
 
     previous = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
     has_first = tf.reduce_any(young & tf.reduce_any(counted, axis=0))
     # Accelerators cannot communicate inside a branch.
-    judged = tf.cond(has_first, judge, lambda: previous) if workers == 1 else judge()
+    judged = tf.cond(has_first, judge, lambda: previous) if gather is None else judge()
     statistics, far, first, center, reach = (
         tf.where(young, *pair) for pair in zip(judged, previous, strict=True)
     )
     near = tf.abs(scaled - center) <= reach
     sums = tf.concat([_sums(scaled, counted & near), _sums(scaled, counted & ~near)], axis=0)
-    for part in of_workers(sums):
+    for part in parts_of(sums):
         statistics, far = _merged(statistics, part[:3]), _merged(far, part[3:])
     many = far[0] > _MOST_APART * (statistics[0] + far[0])
     statistics = tf.where(many, _merged(statistics, far), statistics)
@@ -83,7 +81,7 @@ def _judge_first(
     first: tf.Tensor,
     values: tf.Tensor,
     counted: tf.Tensor,
-    of_workers: Callable[[tf.Tensor], list[tf.Tensor]],
+    parts_of: Callable[[tf.Tensor], list[tf.Tensor]],
 ) -> tuple[tf.Tensor, ...]:
     """Adds a batch to the first values [64, K], by which all values of numbers that have fewer so far are judged.
 
@@ -95,7 +93,7 @@ def _judge_first(
     was = index < count
     numbers = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0, keepdims=True)
     rows = tf.concat([numbers, _append(tf.zeros_like(first), tf.zeros_like(count), values, counted)], axis=0)
-    for part in of_workers(rows):
+    for part in parts_of(rows):
         first = _append(first, count, part[1:], index < part[0])
         count += part[0]
     there = index < count

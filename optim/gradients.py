@@ -28,11 +28,11 @@ def present_among(indices: Collection[int], count: int) -> Present:
     return None if present.all() else present
 
 
-def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
-    """Returns the mask of the blocks, or matrices, whose owner is present."""
+def of_tensors(present: Present, tensors: Sequence[int] | np.ndarray) -> Present:
+    """Returns the mask of the blocks, or matrices, whose tensor is present."""
     if present is None:
         return None
-    marked = present[np.asarray(owners, np.int64)]
+    marked = present[np.asarray(tensors, np.int64)]
     return None if marked.all() else marked
 
 

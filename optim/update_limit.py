@@ -15,13 +15,13 @@ def limit_update(
     update: tf.Tensor,
     relative: tf.Tensor | float,
     absolute: tf.Tensor | float,
-    owners: Workers = ALONE,
+    group: Workers = ALONE,
 ) -> tf.Tensor:
     """Scales ``update``, of the weight's shape, by at most 1 so that each element is at most relative |w| + absolute.
 
-    The result is finite. Elements with zero update impose no limit. An element that is not finite, or has a NaN weight,
-    has no valid multiple, so that nothing changes. A weight of zero may change by ``absolute``, above 0, and its whole
-    tensor in proportion. ``owners`` hold a part of the tensor each.
+    The result is finite. Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no
+    multiple within its limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole
+    tensor with it at that scale. The members of ``group`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute
@@ -30,7 +30,7 @@ def limit_update(
     sound = tf.math.is_finite(update) & (within >= 0)
     within = tf.where(sound, within, tf.zeros_like(within))
     least = tf.reduce_min(within)
-    if owners.size > 1:
-        least = tf.reduce_min(owners.all_gather(least[tf.newaxis]))
+    if group.size > 1:
+        least = tf.reduce_min(group.all_gather(least[tf.newaxis]))
     factor = tf.minimum(least, tf.ones([], update.dtype))
     return tf.math.multiply_no_nan(update, factor)

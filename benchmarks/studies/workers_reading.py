@@ -22,9 +22,10 @@ from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
 from ctr.data.reader import read_rows
 from ctr.data.shards import read_shard
 from ctr.io.files import file_sha256
-from ctr.training.division import Seat
+from ctr.training.division import Placement
 from ctr.training.feed import make_feed
 from ctr.training.inputs import open_inputs
+from ctr.workers.parts import Deal
 
 IDS = "ids"
 ROUNDS = 5
@@ -78,9 +79,9 @@ def measure(
 
         table = {}
         for number in workers:
-            seat = None if number == 1 else Seat(0, number, (True,) * len(layouts))
+            placement = Placement(Deal(0, number), (number > 1,) * len(layouts))
             whole = set_rejects_apart(rows.slice(0, min(number * batch, len(rows))))
-            options = {"ids": config.ids, "seat": seat}
+            options = {"ids": config.ids, "placement": placement}
 
             def plan(whole: Batch = whole, number: int = number, options: Any = options) -> None:
                 make_feed(whole, layouts, number * batch, config.objective, **options).prepare()

@@ -58,12 +58,14 @@ class Family:
         return math.prod(axis.size for axis in self.axes) * (len(self.boundaries) + 1)
 
 
-def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
-    """Resolves the configured families for logs of this schema.
+def resolve_families(config: BiasConstraintsConfig | None, schema: Schema) -> tuple[Family, ...]:
+    """Resolves the configured families for logs of this schema; none without a configuration.
 
     Raises InputError: a feature is unknown or multivalent, a value has no distinct id, or a family has more than
     ``MOST_SLICES`` slices.
     """
+    if config is None:
+        return ()
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
 
 
@@ -171,7 +173,7 @@ def dual_step(
         seen: float32 [2, K], the slice's mean weight in the batches that had any of it, and their number; 0 at first.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
-        total_of: adds up sums over the workers that divide a batch.
+        total_of: adds up sums over the rows here to sums over the batch.
     """
     inside, error = _errors(rows)
     weight = tf.where(inside, rows.weight, tf.zeros_like(rows.weight))

@@ -37,7 +37,7 @@ class BatchObjective(NamedTuple):
         ramps: values of the ramps, by term, scalars.
         duals: lambda_k of each family of slices, float32 [slices].
         slices: each row's slice, by family, int32 [B] (``slices_of``).
-        workers: the workers that divide the batch.
+        group: sums over the whole batch, of which it may have a part here.
     """
 
     config: ObjectiveConfig
@@ -45,7 +45,7 @@ class BatchObjective(NamedTuple):
     ramps: Mapping[str, tf.Tensor]
     duals: Sequence[tf.Tensor] = ()
     slices: Sequence[tf.Tensor] = ()
-    workers: Workers = ALONE
+    group: Workers = ALONE
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
@@ -83,20 +83,21 @@ def rank_loss(
     return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
 
 
-def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, workers: Workers = ALONE) -> tf.Tensor:
+def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, group: Workers = ALONE) -> tf.Tensor:
     """Averages the squared correlation of the logits of two components in the batch over all pairs: in [0, 1] (FF 5).
 
     De-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push components apart. Constant
-    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B], of all workers' rows.
+    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B]. The
+    batch has the rows of the whole ``group``.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
-    total, sums = workers.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
+    total, sums = group.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
     mean = tf.math.divide_no_nan(sums, total)
-    # A covariance has derivative 0 with respect to the mean, but some of its terms have not.
-    mean = mean if workers.size == 1 else tf.stop_gradient(mean)
+    # The derivative of a covariance by the mean is zero, but not that of some of its terms.
+    mean = mean if group.size == 1 else tf.stop_gradient(mean)
     deviation = logits - mean[:, tf.newaxis]
-    (covariance,) = workers.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
+    (covariance,) = group.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
     variance = tf.linalg.diag_part(covariance)
     squared = tf.math.divide_no_nan(tf.square(covariance), variance[:, tf.newaxis] * variance)
     upper = tf.linalg.band_part(squared, 0, -1) - tf.linalg.diag(tf.linalg.diag_part(squared))
@@ -114,8 +115,8 @@ def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns the divisor of the sums over a batch: the sum of the train weights of the rows that have a loss.
 
-    If sampling dropped all rows of the training log, the batch still learns from its constraint logs:
-    then it is the sum of their weights. Where workers divide a batch it is the sum over the whole batch.
+    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
+    there it is the sum of their weights. Of a part of a batch it is the sum over the whole one.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -135,8 +136,8 @@ def loss_and_terms(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
 
-    Where workers divide the batch it is this worker's share: the sums of all shares are the loss and its terms, and the
-    gradient with respect to this worker's rows is the gradient of the loss.
+    Of a part of the batch it is a share: the sums of all shares are the loss and its terms, and the gradient by the
+    rows here is that of the loss.
 
     Args:
         prediction: float32 [B], the logit.
@@ -181,8 +182,8 @@ def loss_and_terms(
         share = config.anti_distillation.weight * ramps["anti_distillation"]
         correlation = tf.constant(0.0)
         if len(components) > 1:
-            correlation = squared_correlation(logits, targets["own_weight"], batch.workers)
-        terms.append(share * _counted_once(correlation, batch.workers))
+            correlation = squared_correlation(logits, targets["own_weight"], batch.group)
+        terms.append(share * _counted_once(correlation, batch.group))
         loss += terms[-1]
     if config.bias_constraints is not None:
         rows = _slice_rows(batch, tf.sigmoid(prediction))
@@ -284,11 +285,11 @@ def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
     return tf.add_n([term for name, term in names if name != "ranking"])
 
 
-def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
-    """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
-    if workers.size == 1:
+def _counted_once(term: tf.Tensor, group: Workers) -> tf.Tensor:
+    """Zeroes, in all members but the first, a term that each computes for the whole batch; keeps its gradient."""
+    if group.size == 1:
         return term
-    share = term if workers.is_chief else tf.zeros_like(term)
+    share = term if group.is_chief else tf.zeros_like(term)
     return tf.stop_gradient(share - term) + term
 
 
@@ -323,7 +324,7 @@ def next_duals(
             of_family,
             family.learning_rate * rate,
             constraints.regularization,
-            batch.workers.all_reduce,
+            batch.group.all_reduce,
         )
         for family, dual, weights, of_family in zip(families, batch.duals, seen, rows, strict=True)
     ]

@@ -64,30 +64,30 @@ def click_pairs(
         clicked = _order_by_hash(clicked, query, sampled, example_id)
         other = _order_by_hash(other, query, sampled, example_id)
 
-    owner = np.repeat(np.arange(queries), taken)
-    number = np.arange(len(owner)) - np.repeat(_begins(taken), taken)
-    scale = np.ones(len(owner), np.float32)
+    query_of = np.repeat(np.arange(queries), taken)
+    number = np.arange(len(query_of)) - np.repeat(_begins(taken), taken)
+    scale = np.ones(len(query_of), np.float32)
     if any_sampled:
         start = np.zeros(queries, np.int64)
         ids = query_id[query_begins[sampled]]
         start[sampled] = _random_below(ids, "start", all_pairs[sampled])
-        of_sampled = np.flatnonzero(sampled[owner])
-        parts = owner[of_sampled]
+        of_sampled = np.flatnonzero(sampled[query_of])
+        parts = query_of[of_sampled]
         # Below 2^62 for queries of up to 2^22 rows.
         number[of_sampled] = (number[of_sampled] * all_pairs[parts] + start[parts]) // max_pairs
         scale[of_sampled] = (all_pairs / max_pairs)[parts]
-    others = other_counts[owner]
+    others = other_counts[query_of]
     clicked_number, other_number = np.divmod(number, others)
-    clicked_rows = clicked[_begins(clicked_counts)[owner] + clicked_number]
+    clicked_rows = clicked[_begins(clicked_counts)[query_of] + clicked_number]
     if any_sampled:
         ids = example_id[clicked_rows[of_sampled]]
         turn = _random_below(ids, "turn", others[of_sampled])
         other_number[of_sampled] = (other_number[of_sampled] + turn) % others[of_sampled]
-    other_rows = other[_begins(other_counts)[owner] + other_number]
+    other_rows = other[_begins(other_counts)[query_of] + other_number]
     pair_weight = weight[clicked_rows] * weight[other_rows] * scale
     if query_exponent:
         sums = [np.bincount(query[part], weight[part], minlength=queries) for part in (clicked, other)]
-        pair_weight /= (sums[0] * sums[1])[owner] ** query_exponent
+        pair_weight /= (sums[0] * sums[1])[query_of] ** query_exponent
     return Pairs(clicked_rows.astype(np.int32), other_rows.astype(np.int32), pair_weight.astype(np.float32))
 
 

@@ -99,7 +99,7 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Computes ``ctr.objective.losses.normalizer`` for a batch that workers divide: float32 scalar."""
+    """Computes ``ctr.objective.losses.normalizer`` of a whole batch: float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
@@ -118,7 +118,7 @@ def target_signature(
     config: ObjectiveConfig,
     families: Sequence[Family],
     layouts: Sequence[TableLayout] = (),
-    is_divided: bool = False,
+    is_part: bool = False,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of the arrays that ``make_targets`` returns.
 
@@ -131,7 +131,7 @@ def target_signature(
     if config.ranking is not None:
         signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
     signature |= {column: vector for name in config.labels for column in target_columns(name)}
-    if is_divided:
+    if is_part:
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
     signature |= {f"slice/{family.name}": indices for family in families}
     if count := number_count(layouts):

@@ -57,19 +57,19 @@ class CompiledStep:
         parts: Sequence[Part] = (WHOLE,),
     ) -> None:
         self.state, self.timing = state, Timing(state.optimizer_timing)
-        self._config, self._phase, is_divided = config, phase, state.workers.size > 1
+        self._config, self._phase, is_shared = config, phase, state.group.size > 1
         # XLA compiles the functions for each size of their arguments.
-        self._jit = resolve_jit(config.jit, state.workers.size) if jit is None else jit
+        self._jit = resolve_jit(config.jit, state.group.size) if jit is None else jit
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         by_products = not self._jit and accelerator() is None
         self._step = Step(state, config.objective, config.optimizer, parts, by_products)
-        self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
+        self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_shared)
         # A scored feed may also be one to learn from, which has more targets.
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
         # first-order steps: separate traces.
         self._functions: dict[tuple[int, bool], list[Callable[..., Any]]] = {}
-        is_whole = tuple(parts) == (WHOLE,) and not is_divided
+        is_whole = tuple(parts) == (WHOLE,) and not is_shared
         self._fuses = is_whole and not has_few_shapes(config.batch.shapes) and accelerator() != "TPU"
         self._fused: dict[int, FusedSteps] = {}  # by the number of tables
         self._compiled: set[tuple[object, ...]] = set()
@@ -167,14 +167,14 @@ class CompiledStep:
         return self._functions[key]
 
     def _with_rows(self, name: str, feed: Feed) -> Feed:
-        """Assigns rows to a feed's ids; waits as long for other workers as the step that follows does."""
+        """Assigns rows to a feed's ids; waits as long for the group as the step that follows does."""
         is_first = all(key[0] != name for key in self._compiled)
-        with self.state.workers.timeout(is_patient=is_first):
+        with self.state.group.timeout(is_patient=is_first):
             return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
     def _calling(self, name: str, feed: Feed | FusedFeed) -> Iterator[None]:
-        """Announces a compilation by the call in the block, if any; limits the time to wait for other workers."""
+        """Announces a compilation by the call in the block, if any; limits the time to wait for the group."""
         key: tuple[object, ...] = (name, feed.preconditions) if name == "learn" else (name,)
         if feed.shape is not None:
             key += (feed.shape,)
@@ -185,7 +185,7 @@ class CompiledStep:
         self._compiled.add(key)
         phase = None if is_compiled else self._phase
         begun = time.perf_counter()
-        with self.state.workers.timeout(is_patient=not is_compiled), announced(phase, "compiling"):
+        with self.state.group.timeout(is_patient=not is_compiled), announced(phase, "compiling"):
             yield
         if not is_compiled:
             sizes = [len(plan.distinct) for plan in feed.plans]
@@ -201,12 +201,12 @@ class CompiledStep:
 
 
 def fresh_state(
-    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
+    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), group: Workers = ALONE
 ) -> TrainState:
     """Makes a run's initial state, equal in all calls; restricts TensorFlow to operations that repeat bit by bit."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
-    return TrainState(layouts, config, dtype, families, workers)
+    return TrainState(layouts, config, dtype, families, group)
 
 
 @contextmanager

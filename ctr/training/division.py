@@ -1,7 +1,7 @@
-"""Division of a batch over workers, with NumPy, in the reading thread.
+"""Part of a batch that is learned from here: all of it, or of a group's member a share. NumPy, in the reading thread.
 
-All workers have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
-parts are padded to equal length.
+All members have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
+shares are padded to equal length.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,32 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ctr.data.reader import Rows
 from ctr.models.rows import TableLayout
-from ctr.training.sizes import fit
+from ctr.objective.targets import query_begins
+from ctr.training.sizes import TableSizes, fit
 from ctr.training.tables.plan import TablePlan, pad_references, value_count
+from ctr.workers.parts import Deal
 
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
 
-class Seat(NamedTuple):
-    """Rank of a worker among the workers that divide a batch."""
+class Placement(NamedTuple):
+    """What of each batch, and of each table, is here."""
 
-    rank: int
-    size: int  # W, the number of workers
-    divided: tuple[bool, ...]  # for each table whether the workers have a part of it each
+    deal: Deal = Deal()  # the group that divides each batch
+    dealt: tuple[bool, ...] = ()  # for each table whether its rows are dealt to the members, too
+
+    def share(self, rows: Rows, source: np.ndarray, batch_rows: int) -> "Share":
+        """Takes the share of a batch that is learned from here; see ``divide_rows``."""
+        if self.deal.size == 1:
+            return Share(slice(len(rows)), fit(len(rows), batch_rows), slice(len(rows)))
+        division = divide_rows(query_begins(rows, source), source, self, batch_rows)
+        return Share(division.rows_of(self.deal.rank), division.capacity, division.order, division)
+
+
+ALL_HERE = Placement()
 
 
 @dataclass(frozen=True)
@@ -34,20 +46,47 @@ class Division:
     workers: np.ndarray  # int64 [N], the worker that takes each row
     capacity: int  # B, the rows that each worker's part has, padding included
     order: np.ndarray  # int64 [N], where each row is among the W * B of all workers
-    seat: Seat
+    placement: Placement
 
     def rows_of(self, rank: int) -> np.ndarray:
         return self.workers == rank
 
 
-def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: int) -> Division:
-    """Divides the rows of a batch: a function of the starts of queries and the number of workers.
+class Share(NamedTuple):
+    """The rows of a batch that are learned from here; of a process alone all of them."""
+
+    local: slice | np.ndarray  # bool [N], which they are
+    capacity: int  # B, the rows that the step takes, padding included
+    order: slice | np.ndarray  # int64 [N], where the results for the batch's good rows are among a step's
+    division: Division | None = None
+
+    def sizes(
+        self, plan: TablePlan, rows: int, size: TableSizes | None
+    ) -> tuple[int, int | None, int | None]:
+        """Returns the sizes that the plan of the whole batch is padded to (``pad_plan``), of which B is ``rows``."""
+        if self.division is not None:
+            # What is here of the plan is padded by ``arrays``.
+            return len(plan.single), len(plan.values), None
+        return (rows, None, None) if size is None else (rows, size.values, size.ids)
+
+    def arrays(
+        self, layouts: Sequence[TableLayout], plans: Sequence[TablePlan]
+    ) -> list[dict[str, np.ndarray]]:
+        """Returns what the step takes of padded plans, all of whose ids have rows."""
+        if self.division is None:
+            return [{name: getattr(plan, name) for name in PLAN} for plan in plans]
+        each = zip(layouts, plans, self.division.placement.dealt, strict=False)
+        return [share_of_table(layout, plan, self.division, is_dealt) for layout, plan, is_dealt in each]
+
+
+def divide_rows(begins: np.ndarray, source: np.ndarray, placement: Placement, batch_rows: int) -> Division:
+    """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
 
     Args:
         begins: int64, ascending: the starts of queries, including 0 if there are rows.
         source: int8 [N], ascending: the log of each row. The rows of each log are divided separately.
     """
-    workers, size = np.zeros(len(source), np.int64), seat.size
+    workers, size = np.zeros(len(source), np.int64), placement.deal.size
     bounds = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
     for begin, end in pairwise(bounds):
         edges = np.append(begins[(begins >= begin) & (begins < end)], end)
@@ -60,7 +99,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
     share = -(-batch_rows // size)
     # Queries are whole, so parts are usually a little larger than an equal share.
     capacity = fit(int(counts.max()), least=share + -(-share // 64))
-    return Division(workers, capacity, positions_by_worker(workers, size, capacity), seat)
+    return Division(workers, capacity, positions_by_worker(workers, size, capacity), placement)
 
 
 def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
@@ -81,7 +120,7 @@ def share_of_table(
 ) -> dict[str, np.ndarray]:
     """Returns the table rows that a worker needs for its B rows, and the rows of its part that others need.
 
-    A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
+    A table is held by all workers (mirrored), or its rows are dealt to them.
 
     Returns:
         ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, or of a mirrored table
@@ -94,14 +133,16 @@ def share_of_table(
     if not is_divided:
         return {name: getattr(part, name) for name in PLAN}
     needed = _needed(layout, plan, division)
-    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, division.seat.rank)
+    distinct, asked, positions = _requests(
+        plan.distinct[: plan.distinct_count], needed, division.placement.deal
+    )
     single, values = positions[part.single], positions[part.values]
     return dict(distinct=distinct, single=single, values=values, segments=part.segments, asked=asked)
 
 
 def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> TablePlan:
     """Restricts a plan of the whole batch to this worker's rows."""
-    workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
+    workers, rank, count = division.workers, division.placement.deal.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
     local = np.flatnonzero(workers[segments // count] == rank)
@@ -117,7 +158,7 @@ def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> T
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
     """Finds which distinct rows each worker needs in a plan of the whole batch: positions, ascending."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
-    needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
+    needed = np.zeros((division.placement.deal.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
     row_of_value = plan.segments[:used] // max(len(layout.multivalent), 1)
     needed[workers[row_of_value], plan.values[:used]] = True
@@ -125,27 +166,26 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 
 
 def _requests(
-    distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
+    distinct: np.ndarray, needed: Sequence[np.ndarray], deal: Deal
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the rows that workers request; ``needed``: for each of W workers, positions in ``distinct``, int64 [U].
 
     Returns ``distinct`` and ``asked`` of ``share_of_table``, and for each of the U rows its position among the W * P
     that this worker receives, int32; 0 for rows that it does not need.
     """
-    size = len(needed)
-    owners = distinct % size
-    is_own, width, of_own = owners == rank, 1, []
+    size, owners, width, of_own = deal.size, distinct % deal.size, 1, []
     for theirs in needed:
         whose = owners[theirs]
         width = max(width, int(np.bincount(whose, minlength=size).max()))
-        of_own.append(theirs[whose == rank])
-    local, index = np.flatnonzero(is_own), np.cumsum(is_own) - 1
+        of_own.append(theirs[whose == deal.rank])
+    local, held = deal.here(distinct)
+    index = np.cumsum(owners == deal.rank) - 1
     asked = np.zeros((size, width), np.int32)
     for worker, theirs in enumerate(of_own):
         asked[worker, : len(theirs)] = index[theirs]
-    mine = needed[rank]
+    mine = needed[deal.rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # Operations on no row at all would need a special case.
-    held = distinct[local] // size if len(local) else np.zeros(1, np.int32)
+    held = held if len(local) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions

@@ -12,8 +12,8 @@ from ctr.data.reader import Rows, join_rows
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.targets import Targets, make_targets, query_begins, rank_pairs, whole_batch_weight
-from ctr.training.division import PLAN, Division, Seat, divide_rows, share_of_table
+from ctr.objective.targets import Targets, make_targets, rank_pairs, whole_batch_weight
+from ctr.training.division import ALL_HERE, Placement, Share
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.ids.admission import drawn as is_drawn
 from ctr.training.ids.config import IdsConfig
@@ -26,16 +26,13 @@ _LOGISTIC = ObjectiveConfig()
 
 @dataclass(frozen=True)
 class Feed:
-    """A batch in the form of a step: B rows, the last of them padding of weight 0.
-
-    Where several workers divide it, the targets and the plans have this worker's rows.
-    """
+    """A batch, or the share of it that is learned from here, as the step takes it: B rows, the last of them padding."""
 
     batch: Batch
     targets: Targets  # of the B rows, by ``ctr.objective.targets``
     plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
+    share: Share
     layouts: tuple[TableLayout, ...]
-    division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes it anew, for other tables
     preconditions: bool = True  # the batch is large enough for more than first-order steps of dense weights
@@ -59,18 +56,13 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """Returns the tensors of each plan, whose ids all have rows."""
-        if self.division is None:
-            return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in self.plans]
-        each = zip(self.layouts, self.plans, self.division.seat.divided, strict=False)
-        shares = [
-            share_of_table(layout, plan, self.division, is_divided) for layout, plan, is_divided in each
-        ]
-        return [{name: tf.constant(value) for name, value in share.items()} for share in shares]
+        """Returns the tensors of each plan, all of whose ids have rows."""
+        of_tables = self.share.arrays(self.layouts, self.plans)
+        return [{name: tf.constant(array) for name, array in arrays.items()} for arrays in of_tables]
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
-        """Reorders a step's results for the rows of all workers to the order of the batch's good rows."""
-        return values[: self.rows] if self.division is None else values[self.division.order]
+        """Reorders a step's results to the order of the batch's good rows."""
+        return values[self.share.order]
 
     def prepare(self) -> None:
         _ = self.target_tensors
@@ -103,7 +95,7 @@ def make_feed(
     objective: ObjectiveConfig = _LOGISTIC,
     families: Sequence[Family] = (),
     ids: IdsConfig | None = None,
-    seat: Seat | None = None,
+    placement: Placement = ALL_HERE,
     shapes: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, chooses the padded sizes, and fills the arrays.
@@ -112,12 +104,9 @@ def make_feed(
     the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
     """
     rows, source = _all_rows(batch)
-    division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
-    part, part_source = rows, source
-    if division is not None:
-        local = division.rows_of(division.seat.rank)
-        part, part_source = rows.keep(local), source[local]
-    pairs = rank_pairs(objective, part, part_source)
+    share = placement.share(rows, source, batch_rows)
+    part = rows.keep(share.local) if isinstance(share.local, np.ndarray) else rows
+    pairs = rank_pairs(objective, part, source[share.local])
     all_ids, multivalent = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows)
     drawn = rows_drawn(ids, rows)
     plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
@@ -129,27 +118,19 @@ def make_feed(
         shape = require_shape(shapes(layouts), batch.begin, Shape(len(rows), len(pairs.weight), needed))
         capacity, most_pairs = shape.rows, shape.pairs
     else:
-        capacity = fit(len(rows), batch_rows) if division is None else division.capacity
-        most_pairs = fit(len(pairs.weight))
+        capacity, most_pairs = share.capacity, fit(len(pairs.weight))
 
     # The arrays, padded.
     targets = make_targets(
-        objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
+        objective, families, part, source[share.local], capacity, pairs.padded(most_pairs), layouts
     )
-    if division is None:
-        sizes: Sequence[TableSizes | None] = [None] * len(layouts) if shape is None else shape.tables
-        plans = [
-            pad_plan(layout, plan, capacity, size and size.values, size and size.ids)
-            for layout, plan, size in zip(layouts, plans, sizes, strict=True)
-        ]
-    else:
-        # The parts of the batch are padded by ``Feed.plan_tensors``.
-        plans = [
-            pad_plan(layout, plan, len(plan.single), len(plan.values))
-            for layout, plan in zip(layouts, plans, strict=True)
-        ]
-        targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    return Feed(batch, targets, tuple(plans), layouts, division, shape)
+    targets["batch_weight"] = whole_batch_weight(objective, rows, source)
+    sizes = [None] * len(layouts) if shape is None else shape.tables
+    padded = [
+        pad_plan(layout, plan, *share.sizes(plan, capacity, size))
+        for layout, plan, size in zip(layouts, plans, sizes, strict=True)
+    ]
+    return Feed(batch, targets, tuple(padded), share, layouts, shape)
 
 
 def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ class LagReport:
         # A line that was not written to its end is cut off.
         length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         self._session = session
-        self._file = GrowingFile.open(path, length) if session.run.workers.is_chief else Unwritten()
+        self._file = GrowingFile.open(path, length) if session.run.group.is_chief else Unwritten()
         position = session.run.position
         passed, learned = position.examples, position.learned
         self._written = passed
@@ -178,7 +179,7 @@ def follow(
 
     Neither the log nor constraint logs and sidecars need exist yet. Partitions wait until their sidecars are published.
     The same call resumes a stopped run; ``ctr.training.session.train`` resumes and finishes it, and documents further
-    arguments. With several workers, the first one polls, and all advance together.
+    arguments. The first member of a group polls, and all advance together.
 
     Args:
         progress: called after every batch and every poll with the position in the log, its lag behind the end, and
@@ -190,18 +191,17 @@ def follow(
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     process = process or Process()
-    log, run_dir, workers = Path(log), Path(run_dir), process.workers
+    log, run_dir, group = Path(log), Path(run_dir), process.group
     patience = _Patience(process, polling or Polling())
-    with workers.noticing_losses():
+    with group.noticing_losses():
         missing, reason = _wait_for_logs(log, config, patience)
         if reason is not None:
-            workers.leave()
+            group.leave()
             return Followed(reason, 0, 0, missing)
         if init_from is not None:
-            begin = log, config, run_dir, init_from, True, workers.size
-            workers.once(lambda: warm_start(*begin))
+            group.once(partial(warm_start, log, config, run_dir, init_from, True, group.size))
         followed = _follow(log, config, run_dir, patience, progress, exporter)
-        workers.leave()
+        group.leave()
         return followed
 
 
@@ -213,7 +213,7 @@ def _follow(
     progress: FollowProgress | None,
     exporter: Exporter | None,
 ) -> Followed:
-    workers, metrics = patience.workers, dict[str, Any]()
+    group, metrics = patience.group, dict[str, Any]()
 
     def passed_batch(position: int, running: dict[str, Any]) -> None:
         nonlocal metrics
@@ -222,7 +222,7 @@ def _follow(
         show()
 
     def show() -> None:
-        if progress is not None and workers.is_chief:
+        if progress is not None and group.is_chief:
             progress(session.run.position.examples, report.lag(), metrics)
 
     with (
@@ -236,43 +236,43 @@ def _follow(
                 _advance(session, report, patience)
         session.save()
         if failure := learning_failure(session.run):
-            workers.leave()
+            group.leave()
             raise LearningError(f"{run_dir}: {failure}")
         for warning in warnings_of(session.run):
             logger.warning("%s: %s", run_dir, warning)
         # While steps are being skipped nothing is saved: these rows are passed again.
         position, passed = session.run.saved_at, session.run.position.examples
         waiting = report.lag().rows + passed - position
-        begun = workers.once(lambda: read_warm_start(run_dir))
+        begun = group.once(lambda: read_warm_start(run_dir))
         return Followed(reason, position, waiting, session.published.awaited, begun)
 
 
 class _Patience:
-    """Decides how long to wait and whether to continue, alike in all workers, which exchange it at every poll."""
+    """Decides how long to wait and whether to go on; the whole group agrees at every poll."""
 
     def __init__(self, process: Process, polling: Polling) -> None:
-        self.process, self.workers, self._polling = process, process.workers, polling
+        self.process, self.group, self._polling = process, process.group, polling
         self.restart()
 
     def restart(self) -> None:
         self._quiet_since = time.monotonic()
 
     def agreed_stop(self) -> str | None:
-        """Returns the reason of any worker that is to stop, or None."""
-        return next(filter(None, self.workers.gather_texts(self.process.stop() or "")), None)
+        """Returns the reason to stop of any member of the group, or None."""
+        return next(filter(None, self.group.gather_texts(self.process.stop() or "")), None)
 
     def reason_to_end(self) -> str | None:
         limit = self._polling.stop_when_idle
         is_idle = limit is not None and time.monotonic() - self._quiet_since >= limit
         stop = self.agreed_stop()
-        return stop or ("idle" if self.workers.broadcast(is_idle) else None)
+        return stop or ("idle" if self.group.broadcast(is_idle) else None)
 
     def pause(self) -> str | None:
         """Waits until the next poll is due; returns a reason to stop instead, or None."""
         end = time.monotonic() + self._polling.seconds
         while (stop := self.agreed_stop()) is None:
-            # The first worker's clock. No worker waits long for another one, however seldom they poll.
-            left = self.workers.broadcast(end - time.monotonic())
+            # By one clock. No member waits long for another one, however seldom they poll.
+            left = self.group.broadcast(end - time.monotonic())
             if left <= 0:
                 break
             time.sleep(min(left, _NOTICED_IN))
@@ -304,7 +304,7 @@ def _wait_for_logs(log: Path, config: TrainConfig, patience: _Patience) -> tuple
                 return f"{path / 'manifests'}, with a partition that has rows and overlaps time_range"
         return None
 
-    while (missing := patience.workers.once(first_missing)) is not None:
+    while (missing := patience.group.once(first_missing)) is not None:
         if (reason := patience.reason_to_end()) is not None:
             return missing, reason
         patience.pause()

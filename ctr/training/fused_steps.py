@@ -30,6 +30,7 @@ from ctr.training.sizes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Scores, Step
 from ctr.training.tables.plan import BatchPlans
+from ctr.training.tables.rows import Local
 from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 
@@ -125,7 +126,7 @@ class FusedSteps:
     ) -> list[np.ndarray]:
         """Returns for each batch, padded, the logits, whether its step was applied, its terms and its slices."""
         used, tensors = [], []
-        for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
+        for plan, size, end in zip(plans, shape.tables, self._scratch.sizes, strict=True):
             rows, positions = plan.rows
             # Padded with the scratch rows behind those that are loaded.
             places = np.tile(np.arange(end, end + size.ids, dtype=np.int32), (len(plan.counts), 1))
@@ -178,12 +179,11 @@ class ScratchTables:
     the rows of its batch: XLA would copy all others, though they do not change.
     """
 
-    divided: tuple[bool, ...] = ()
-
     def __init__(self, tables: EmbeddingTables, count: int, shapes: Sequence[Shape]) -> None:
         """Makes scratch tables for the first ``count`` ones."""
         self._tables, self.optimizer = tables, tables.optimizer
-        self.rows: list[int] = []  # of each table
+        self.rows = Local(())
+        self.sizes: list[int] = []  # rows of each table
         self._widths: list[list[int]] = []
         self._values: list[tf.Variable] = []
         # By table, and by the distinct ids of a shape.
@@ -193,16 +193,16 @@ class ScratchTables:
             widths = [table.shape[1], *map(len, state)]
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
             sizes = [shape.tables[number].ids for shape in shapes]
-            self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes, *sizes))
+            self.sizes.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes, *sizes))
             # The loaded rows are followed by rows that pad a batch's distinct ones.
-            rows = np.tile(first, (self.rows[-1] + max(sizes), 1))
+            rows = np.tile(first, (self.sizes[-1] + max(sizes), 1))
             self._widths.append(widths)
             self._values.append(tf.Variable(rows, trainable=False))
             self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
 
     def have_room(self, counts: np.ndarray) -> bool:
         """Returns whether so many rows of each table fit."""
-        return bool((counts <= self.rows).all())
+        return bool((counts <= self.sizes).all())
 
     def take(self, plans: Sequence[_Tensors]) -> None:
         for rows, hand, plan in zip(self._values, self._held(plans), plans, strict=True):

@@ -27,7 +27,7 @@ from ctr.io.read_ahead import read_ahead
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
-from ctr.training.division import Seat
+from ctr.training.division import ALL_HERE, Placement
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_feed import AnyFeed, Layouts, in_groups, make_fused_feed, shape_of
 from ctr.training.logs import Log, Logs, open_logs
@@ -43,7 +43,7 @@ Tables = Callable[[], Layouts]
 Shapes = Callable[[Layouts], FewShapes]
 Hold = Callable[[int], None]
 
-# Parts of the environment that change a worker's bits; all workers update the variables that all have.
+# Parts of the environment that change bits, which have to be the same in the whole group.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
@@ -73,19 +73,18 @@ class Inputs(Logs):
         return False
 
 
-def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ between workers.
+def open_inputs(path: Path, config: TrainConfig, group: Workers = ALONE) -> Inputs:
+    """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ within the group.
 
-    All workers use the partitions of growing logs that the first worker lists.
+    All members use the partitions of growing logs that the first one finds.
     """
-    with workers.raise_if_any_failed():
+    with group.raise_if_any_failed():
         logs = open_logs(path, config)
-        constraints = config.objective.bias_constraints
-        families = resolve_families(constraints, logs.schema) if constraints is not None else ()
+        families = resolve_families(config.objective.bias_constraints, logs.schema)
     inputs = Inputs(**vars(logs), families=families)
-    if workers.size > 1:
-        inputs = _with_logs(inputs, [_as_the_first(log, workers) for log in _all_logs(inputs)])
-        _agree(inputs, workers)
+    if group.size > 1:
+        inputs = _with_logs(inputs, [_as_the_first(log, group) for log in _all_logs(inputs)])
+        group.agree(_fingerprints(inputs, group.size))
     return inputs
 
 
@@ -101,14 +100,14 @@ def _with_logs(inputs: Inputs, logs: Sequence[Log]) -> Inputs:
     return replace(inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log)
 
 
-def _as_the_first(log: Log, workers: Workers, published: PublishedPartitions | None = None) -> Log:
-    """Reads a log up to the partitions that the first worker sees; others may see its files a moment later."""
+def _as_the_first(log: Log, group: Workers, published: PublishedPartitions | None = None) -> Log:
+    """Reads a log as far as the first member has found it published; others may see its files a moment later."""
     published = published or PublishedPartitions(log.path, log.manifests)
-    count = workers.once(lambda: len(published.read()))
-    with workers.raise_if_any_failed():
+    count = group.once(lambda: len(published.read()))
+    with group.raise_if_any_failed():
         begun = time.monotonic()
         while len(manifests := published.read()) < count:
-            if workers.patience and time.monotonic() - begun > workers.patience / 2:
+            if group.patience and time.monotonic() - begun > group.patience / 2:
                 raise InputError(
                     f"{log.path}: the first worker finds {count} partitions, this one {len(manifests)}"
                 )
@@ -121,21 +120,24 @@ def _as_the_first(log: Log, workers: Workers, published: PublishedPartitions | N
     )
 
 
-def _agree(inputs: Inputs, workers: Workers) -> None:
-    environment = describe_environment(inputs.config, workers.size)
+def _fingerprints(inputs: Inputs, size: int) -> dict[str, str]:
+    """Returns texts, by what they stand for, that have to be the same in all members of a group."""
+    environment = describe_environment(inputs.config, size)
     versions = environment["versions"]
-    workers.agree("version of ctr", versions.pop("ctr"))
-    workers.agree("version of TensorFlow", versions.pop("tensorflow"))
-    workers.agree("configuration", inputs.config.sha256())
-    workers.agree("features of the log (schema)", inputs.schema.version)
-    for name, log in inputs.row_logs.items():
-        workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
-    for role, (log, name) in inputs.sidecars.items():
-        workers.agree(f"sidecar {name} ({role})", SidecarHash(log.path, name).until())
-    for name, version in versions.items():
-        workers.agree(f"version of {name}", version)
-    for key in _SAME:
-        workers.agree(f"environment ({key})", json.dumps(environment[key]))
+    logs = {f"constraint log {name}" if name else "log": log for name, log in inputs.row_logs.items()}
+    return {
+        "version of ctr": versions.pop("ctr"),
+        "version of TensorFlow": versions.pop("tensorflow"),
+        "configuration": inputs.config.sha256(),
+        "features of the log (schema)": inputs.schema.version,
+        **{what: log_sha256(log.manifests) for what, log in logs.items()},
+        **{
+            f"sidecar {name} ({role})": SidecarHash(log.path, name).until()
+            for role, (log, name) in inputs.sidecars.items()
+        },
+        **{f"version of {name}": version for name, version in versions.items()},
+        **{f"environment ({key})": json.dumps(environment[key]) for key in _SAME},
+    }
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -179,7 +181,7 @@ def read_feeds(
     position: Position | None = None,
     partial: bool = True,
     hold: Hold = lambda position: None,
-    seat: Seat | None = None,
+    placement: Placement = ALL_HERE,
     fused: Shapes = lambda layouts: (),
 ) -> Generator[AnyFeed, None, None]:
     """Yields the run's feeds from a position on, or from the beginning, built by a thread that reads ahead.
@@ -205,7 +207,7 @@ def read_feeds(
     def feed_of(batch: Batch, layouts: Layouts) -> Feed:
         usual = size.at(batch.begin)
         objective = config.objective if batch.has_labels else config.objective.scored_part
-        feed = make_feed(batch, layouts, usual, objective, inputs.families, config.ids, seat, shapes)
+        feed = make_feed(batch, layouts, usual, objective, inputs.families, config.ids, placement, shapes)
         preconditions = config.preconditions_at(usual)
         return replace(feed, preconditions=preconditions, again=lambda layouts: feed_of(batch, layouts))
 
@@ -350,13 +352,13 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The growing inputs of a run, polled at little cost; all workers use the first one's lists of partitions."""
+    """The growing inputs of a run, polled at little cost; the whole group uses what its first member has found."""
 
-    def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
+    def __init__(self, inputs: Inputs, wait_for_sidecars: bool, group: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published
         self._waits = wait_for_sidecars
         self._ready = 0
-        self._workers = workers
+        self._group = group
         self.awaited: str | None = None  # the file that the log waits for
         self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in _all_logs(inputs)]
         self.readable = self._read_ready()
@@ -364,7 +366,7 @@ class PublishedInputs:
     def refresh(self) -> bool:
         """Reads newly published manifests; returns whether there is more to read. Raises InputError: a bad one."""
         before, ready = self.inputs, self._ready
-        logs = [_as_the_first(log, self._workers, published) for log, published in self._published]
+        logs = [_as_the_first(log, self._group, published) for log, published in self._published]
         if any(log is not previous for log, (previous, _) in zip(logs, self._published, strict=True)):
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
@@ -378,7 +380,7 @@ class PublishedInputs:
         if not self._waits:
             self._ready = len(manifests)
             return self.inputs
-        self._ready, self.awaited = self._workers.once(self._find_ready)
+        self._ready, self.awaited = self._group.once(self._find_ready)
         if self._ready == len(manifests):
             return self.inputs
         return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))

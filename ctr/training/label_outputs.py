@@ -37,7 +37,7 @@ def label_lesson(
     logits = {name: logit for expert in scores.values() for name, logit in expert.labels.items()}
     each = [(name, part) for name, logit in logits.items() for part in tf.unstack(tf.stop_gradient(logit))]
     sums = [(bias, _sums(bias, batch.targets, *pair)) for bias, pair in zip(biases, each, strict=True)]
-    steps, _ = calibration_steps(sums, batch.workers)
+    steps, _ = calibration_steps(sums, batch.group)
     moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
     # The bias explains what the whole batch has in common.
     moved = {name: logit + next(moves) for name, logit in logits.items()}

@@ -34,7 +34,7 @@ def one_pass(
         run.position,
         partial,
         held.append,
-        state.seat,
+        state.placement,
         step.fused_shapes,
     )
     with closing(feeds), step.timing.running():

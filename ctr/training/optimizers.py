@@ -16,26 +16,26 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def dense_optimizer(
-    config: DenseOptimizerConfig, preconditions: bool = True, workers: Workers = ALONE
+    config: DenseOptimizerConfig, preconditions: bool = True, group: Workers = ALONE
 ) -> DenseOptimizer:
     """Makes the optimizer of dense weights, without its weights yet.
 
     Args:
         config: the optimizer's configuration.
         preconditions: whether any batch is large enough for more than its first-order steps.
-        workers: the workers that divide its state.
+        group: the members that divide its state.
     """
-    return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
+    return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), group)
 
 
 def table_optimizer(
     config: EmbeddingOptimizerConfig,
     layouts: Sequence[TableLayout],
-    owners: Sequence[Workers] | None = None,
+    groups: Sequence[Workers] | None = None,
 ) -> RowRule:
     """Makes the optimizer of embeddings and linear weights, without its tables yet.
 
-    ``owners`` are for each table the workers that divide it; by default all tables are whole here.
+    ``groups``: for each table the members that hold its rows together; by default all rows of all tables are here.
     """
     newton = config.linear_rule == "newton"
     # Newton's rates are factors of its steps; instead of AdaGrad's sums it has the information.
@@ -49,7 +49,7 @@ def table_optimizer(
         initial_accumulators=[layout.by_column(config.initial_accumulator, linear[1]) for layout in layouts],
         copies=layouts[0].copies,
         limit=config.update_limit,
-        owners=owners,
+        groups=groups,
     )
     if newton:
         features = [len(layout.features) for layout in layouts]

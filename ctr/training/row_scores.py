@@ -41,7 +41,7 @@ def score_rows(
             config.batch.rows,
             config.objective.scored_part,
             state.families,
-            seat=state.seat,
+            placement=state.placement,
             shapes=shapes,
         )
         logit[begin:end] = step.score(feed, ramps).logit

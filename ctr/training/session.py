@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple, NoReturn
@@ -42,15 +43,15 @@ class Process:
     """The process that trains.
 
     Attributes:
-        workers: the workers of a run, all of which make the same calls of its sessions; the first one writes the
-            files and makes the callbacks.
-        stop: called after each batch; returns the reason to stop, or None.
-        phase: called with a word when an activity other than learning takes time (``checking rows``, ``compiling``),
-            and with an empty one when it ends.
-        begun: ``time.perf_counter()`` when the user's wait began, from which ``wall_seconds`` count.
+        group: trains together; all members do the same with sessions, the first one writes the files and calls what is
+            to be called.
+        stop: asked after each batch why to stop; None: it goes on.
+        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
+            and with an empty one when that is over.
+        begun: ``time.perf_counter()`` when the user began to wait, from which on ``wall_seconds`` count.
     """
 
-    workers: Workers = ALONE
+    group: Workers = ALONE
     stop: Stop = lambda: None
     phase: Phase | None = None
     begun: float = field(default_factory=time.perf_counter)
@@ -85,26 +86,25 @@ def train(
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or predictions cannot be published.
     """
     process = process or Process()
-    log, run_dir, workers = Path(log), Path(run_dir), process.workers
+    log, run_dir, group = Path(log), Path(run_dir), process.group
     source = None if init_from is None else Path(init_from.run_dir)
-    with workers.noticing_losses():
-        summary = workers.once(
-            lambda: validate(config, log, run_dir, record=record, source=source, workers=workers.size)
+    with group.noticing_losses():
+        summary = group.once(
+            lambda: validate(config, log, run_dir, record=record, source=source, workers=group.size)
         )
         if summary is None:
             if init_from is not None:
-                begin = log, config, run_dir, init_from, False, workers.size
-                workers.once(lambda: warm_start(*begin))
+                group.once(partial(warm_start, log, config, run_dir, init_from, workers=group.size))
             with open_session(log, config, run_dir, progress, exporter, process=process) as session:
                 summary = session.finish(process.stop)
-        result = workers.once(lambda: train_result(log, run_dir, summary, record))
-        workers.leave()
+        result = group.once(lambda: train_result(log, run_dir, summary, record))
+        group.leave()
         return result
 
 
 def begin_step(inputs: Inputs, process: Process) -> CompiledStep:
-    """Makes the initial state of a run, equal in all calls, and the step that trains it."""
-    state = fresh_state(inputs.config, inputs.schema, inputs.families, process.workers)
+    """Makes the state that a run begins with, always the same, and the step that learns with it."""
+    state = fresh_state(inputs.config, inputs.schema, inputs.families, process.group)
     return CompiledStep(state, inputs.config, phase=process.phase)
 
 
@@ -138,20 +138,20 @@ def open_session(
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, exports requested without an exporter, or inputs that differ by worker.
+            environment or log, or in use, or exports asked for without an exporter; members of a group differ in these.
         WorkerLostError: another worker was lost.
     """
     process = process or Process()
-    log, run_dir, workers = Path(log), Path(run_dir), process.workers
-    if not workers.is_chief:
+    log, run_dir, group = Path(log), Path(run_dir), process.group
+    if not group.is_chief:
         process = replace(process, phase=None)
-    with workers.noticing_losses(), ExitStack() as held:
-        with workers.raise_if_any_failed():
+    with group.noticing_losses(), ExitStack() as held:
+        with group.raise_if_any_failed():
             config = with_skip_of(run_dir, config)
-            check_possible(config, workers.size, exporter is not None)
-        inputs = open_inputs(log, config, workers)
+            check_possible(config, group.size, exporter is not None)
+        inputs = open_inputs(log, config, group)
         config = inputs.config
-        for note in inputs.notes if workers.is_chief else ():
+        for note in inputs.notes:
             logger.warning("%s: %s", run_dir, note)
 
         def check_new_run() -> bool:
@@ -161,14 +161,14 @@ def open_session(
             with announced(process.phase, "checking rows"):
                 return check_rows(inputs)
 
-        is_checked = workers.once(check_new_run)
-        environment = describe_environment(config, workers.size, inputs.schema)
-        held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
+        is_checked = group.once(check_new_run)
+        environment = describe_environment(config, group.size, inputs.schema)
+        held.enter_context(hold_run(run_dir, config, inputs.schema, environment, group))
         step = begin(inputs, process)
         step.timing.begun = process.begun
         with open_run(run_dir, inputs, step.state, make_observers(progress)) as run:
             checked = inputs.log.rows if is_checked else run.position.examples
-            published = PublishedInputs(inputs, wait_for_sidecars, workers)
+            published = PublishedInputs(inputs, wait_for_sidecars, group)
             yield Session(run, step, published, checked, exporter)
 
 
@@ -227,7 +227,7 @@ class Session:
         readable, before = self.published.readable, self.run.position.examples
         if self._checked < readable.log.rows:
             start = self._checked
-            if readable.has_rows_after(start) and not self.run.workers.once(
+            if readable.has_rows_after(start) and not self.run.group.once(
                 lambda: check_rows(readable, start, stop)
             ):
                 return Advance(0, self.inputs.log.rows - before)
@@ -247,7 +247,7 @@ class Session:
         def export() -> None:
             exporter(snapshot)
 
-        self.run.workers.once(export)
+        self.run.group.once(export)
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -273,7 +273,7 @@ class Session:
             check_weights(self.run, self.step)
             self.run.save()
         self.run.background.wait()
-        self.run.workers.wait_for_all()
+        self.run.group.wait_for_all()
 
     def interrupt(self, reason: str) -> NoReturn:
         """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
@@ -282,7 +282,7 @@ class Session:
         if run.position.examples != run.saved_at:
             save_in_passing(run, self.step)
         run.background.wait()
-        run.workers.leave()
+        run.group.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
@@ -298,8 +298,8 @@ class Session:
             self.advance(partial=True, stop=lambda: stop() is not None or bool(self._waiting()))
             if not self._waiting():
                 break
-        if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
-            self.interrupt(Signals(number).name)
+        if number := run.group.gather_numbers(np.array([signal_number(stop())])).max():
+            self.interrupt(signal_name(number))
         fault = check_weights(run, self.step)
         failure = learning_failure(run, fault)
         if run.position.window_examples:
@@ -310,9 +310,9 @@ class Session:
             run.save()
         # No file may report success before all is written.
         run.background.wait()
-        summary = run.workers.once(lambda: write_results(run, failure, self.step.timing.summary))
+        summary = run.group.once(lambda: write_results(run, failure, self.step.timing.summary))
         if failure is not None:
-            run.workers.leave()
+            run.group.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
             logger.warning("%s: %s", run.run_dir, unlearned_text(run))

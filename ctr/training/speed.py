@@ -23,8 +23,7 @@ class TimedModel:
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
         layouts, objective = config.table_layouts(schema), config.objective
-        constraints = objective.bias_constraints
-        families = resolve_families(constraints, schema) if constraints is not None else ()
+        families = resolve_families(objective.bias_constraints, schema)
         make_deterministic(config.seed)
         self.state = TrainState(layouts, config, resolve_compute_dtype(config.compute_dtype), families)
         self._step = CompiledStep(self.state, config)

@@ -9,14 +9,14 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import init_weights
-from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
+from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, check_table, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
-from ctr.training.division import Seat
-from ctr.training.experts.forward import Experts, Sources, make_experts, tables_of
+from ctr.training.division import Placement
+from ctr.training.experts.forward import Experts, Sources, dense_shapes, make_experts, tables_of
 from ctr.training.experts.state import ExpertState
 from ctr.training.label_outputs import label_biases
 from ctr.training.optimizers import dense_optimizer
@@ -42,11 +42,20 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
-class TrainState:
-    """All variables that training changes, by name, and their division over the workers.
+def check_shapes(
+    weights: Mapping[str, np.ndarray], config: TrainConfig, layouts: tuple[TableLayout, ...]
+) -> None:
+    """Raises KeyError or ValueError if the tables and dense weights of a checkpoint are of another model."""
+    for layout in layouts:
+        check_table(weights[f"rows/{layout.name}"], layout)
+    shapes = dense_shapes(config.model, config.objective, layouts)
+    for name, shape in dense_weights(shapes).items():
+        if weights[name].shape != shape:
+            raise ValueError(f"{name} has the shape {list(weights[name].shape)}, not {list(shape)}")
 
-    With several workers, it reads and sets this worker's parts.
-    """
+
+class TrainState:
+    """All variables that training changes, by name; of those that a group divides, the parts that are here."""
 
     def __init__(
         self,
@@ -54,14 +63,14 @@ class TrainState:
         config: TrainConfig,
         compute_dtype: str,
         families: Sequence[Family] = (),
-        workers: Workers = ALONE,
+        group: Workers = ALONE,
         sources: Sources | None = None,
     ) -> None:
         """Creates the state of an untrained run."""
         self.layouts, self.families = layouts, tuple(families)
-        self.workers = workers
+        self.group = group
         with variables_beside_steps():
-            self.tables = EmbeddingTables(layouts, config, workers)
+            self.tables = EmbeddingTables(layouts, config, group)
             self._create_dense(config, compute_dtype, sources)
             # Statistics of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
             count = number_count(layouts)
@@ -84,7 +93,7 @@ class TrainState:
         # Weights with separate Newton steps.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
+        self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.group)
         self.dense_optimizer.build(weights)
 
     @property
@@ -117,16 +126,14 @@ class TrainState:
         return named
 
     @property
-    def seat(self) -> Seat | None:
-        """Returns this process's seat among the workers that divide each batch, or None if it is alone."""
-        workers = self.workers
-        return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.rows.divided)
+    def placement(self) -> Placement:
+        """Returns what of each batch and table is here."""
+        return Placement(self.group.deal, self.tables.rows.dealt)
 
     @property
     def sharding(self) -> Sharding:
-        """Returns how the arrays are divided over the workers, by the names of ``arrays``."""
-        workers = self.workers
-        return Sharding(workers.rank, workers.size, self.tables.lengths(), self.dense_optimizer.parts())
+        """Returns what of the arrays is here, by the names of ``arrays``."""
+        return Sharding(self.group.deal, self.tables.lengths(), self.dense_optimizer.parts())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the values of all variables and maps, valid until the next step: where possible, without a copy."""
@@ -140,12 +147,12 @@ class TrainState:
         return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, tf.Variable | np.ndarray]:
-        """Returns the variables and maps' arrays that this worker writes: its parts; the first one also shared ones."""
+        """Returns the variables and maps' arrays to write here: the parts; in the first member also what all have."""
         leaves, sharding = self.leaves(), self.sharding
-        return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
+        return {name: leaf for name, leaf in leaves.items() if self.group.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields this worker's part of all variables, large ones in pieces: name, first row and values.
+        """Yields the variables here, large ones in pieces: name, first row and values.
 
         TensorFlow returns a whole table as a copy in fresh memory, which takes several times as long.
         """
@@ -158,7 +165,7 @@ class TrainState:
                 yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """Hashes the variables and the maps' arrays that all workers have."""
+        """Hashes the variables and the maps' arrays that are whole here."""
         sharding, digest = self.sharding, hashlib.sha256()
         for name, leaf in self.leaves().items():
             if name not in sharding:
@@ -166,7 +173,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
+        """Sets all variables and maps, of some of them ``parts``. Raises ValueError: names or shapes differ."""
         names = self.leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")

@@ -26,7 +26,6 @@ from ctr.training.experts.learning import lesson_of
 from ctr.training.label_outputs import label_lesson
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
-from ctr.workers.collectives import Workers
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 Curvature: TypeAlias = tuple[tf.Tensor, ...]
@@ -53,9 +52,9 @@ class StepResult(NamedTuple):
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
 
-    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` by table the curvatures of the
-    loss that its rows sum, empty if the optimizer needs none; ``curvatures`` for each table the last fields of a
-    ``RowGradient``, None: not computed yet. ``gain`` as in ``ctr.training.experts.learning.Lesson``.
+    ``logits`` are those of the click and of each further label, float32 [B]; ``curvatures`` for each table the last
+    fields of a ``RowGradient``, empty where the optimizer needs none. ``gain`` is that of
+    ``ctr.training.experts.learning.Lesson``.
     """
 
     logits: list[tf.Tensor]
@@ -64,10 +63,9 @@ class BatchGradients(NamedTuple):
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
+    curvatures: list[Curvature]
     steps: Sequence[tuple[Calibrator, CalibrationStep]]
-    bends: Sequence[tuple[tf.Tensor, tf.Tensor]]
     gain: tf.Tensor | None
-    curvatures: list[Curvature] | None = None
 
 
 class Scores(NamedTuple):
@@ -106,7 +104,7 @@ class Step:
         by_products: bool,
     ) -> None:
         self.state, self.objective, self.parts = state, objective, parts
-        self._workers, self._clip_norm = state.workers, optimizer.dense.clip_norm
+        self._group, self._clip_norm = state.group, optimizer.dense.clip_norm
         self._sums_rows = optimizer.embeddings.gradient == "sum"
         self._by_products = by_products
 
@@ -126,22 +124,21 @@ class Step:
         # The optimizer's state of the rows is read here, too, in parallel to the products.
         gathered = state.tables.gather(plans, learning=True)
         duals = [dual.read_value() for dual in state.duals]
-        batch = self._sum_over_workers(
-            targets, gathered, self._differentiate_parts(targets, plans, gathered, ramps, duals)
-        )
+        parts = [
+            self.differentiate(targets, gathered.views, gathered.rows, ramps, duals, part)
+            for part in self.parts
+        ]
+        batch = self._sum_over_group(gathered, mean_of_parts(parts))
         seen = [weights.read_value() for weights in state.slices_seen]
-        constrained = BatchObjective(self.objective, targets, ramps, duals, batch.slices, self._workers)
+        constrained = BatchObjective(self.objective, targets, ramps, duals, batch.slices, self._group)
         moved = next_duals(constrained, state.families, batch.logits[0], rates["duals"], seen)
         changed = [tensor for pair in moved for tensor in pair]
         numbers = self._next_statistics(targets)
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
-        applied, (logit, *labels), slices = gather_scores(self._workers, applied, batch.logits, batch.slices)
+        applied, (logit, *labels), slices = self._gather_scores(applied, batch.logits, batch.slices)
 
         def update() -> tf.Tensor:
-            curvatures = batch.curvatures
-            if curvatures is None:
-                curvatures = self._curvatures(plans, targets, batch, self.parts[0])
-            state.tables.update(gathered, batch.row_gradients, curvatures, rates["embeddings"])
+            state.tables.update(gathered, batch.row_gradients, batch.curvatures, rates["embeddings"])
             self._update_dense(batch.dense_gradients, rates["dense"], preconditions)
             for calibrator, step in batch.steps:
                 calibrator.apply(step)
@@ -166,40 +163,37 @@ class Step:
         gathered = self.state.tables.gather(plans)
         _, logits = self._scores(targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
         slices = slices_of(self.state.families, targets, logits[0])
-        return gather_scores(self._workers, tf.constant(True), logits, slices)[1:]
+        return self._gather_scores(tf.constant(True), logits, slices)[1:]
+
+    def _gather_scores(
+        self, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Returns whether ``holds`` in the whole group, and the logits and slices of all rows of the batch."""
+        columns = [*logits, *slices]
+        if self._group.size > 1:
+            with tf.name_scope("gather_scores"):
+                flags = tf.fill(tf.shape(logits[0]), holds)
+                # Slices are far fewer than float32 counts without gaps.
+                message = tf.stack([tf.cast(column, tf.float32) for column in (*columns, flags)], axis=1)
+                *whole, flags = tf.unstack(self._group.all_gather(message), axis=1)
+            holds = tf.reduce_all(flags > 0)
+            columns = [tf.cast(part, column.dtype) for part, column in zip(whole, columns, strict=True)]
+        return holds, columns[: len(logits)], columns[len(logits) :]
 
     def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Returns the variables of numbers and their values after the batch, by the rows that are learned from."""
-        state, workers = self.state, self._workers
+        state = self.state
         if state.statistics is None or state.apart is None:
             return []
         statistics, apart = state.statistics.read_value(), state.apart.read_value()
         numbers, counts = targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
-            after = next_statistics(
-                state.layouts, statistics, apart, numbers, counts, workers.size, workers.all_gather
-            )
+            gather = self._gather_parts if self._group.size > 1 else None
+            after = next_statistics(state.layouts, statistics, apart, numbers, counts, gather)
         return list(zip((state.statistics, state.apart), after, strict=True))
 
-    def _differentiate_parts(
-        self,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        gathered: Gathered,
-        ramps: _Tensors,
-        duals: list[tf.Tensor],
-    ) -> BatchGradients:
-        """Computes the gradients of a batch: of several parts their mean."""
-        batches = [
-            self.differentiate(targets, gathered.views, gathered.rows, ramps, duals, part)
-            for part in self.parts
-        ]
-        if len(batches) == 1:
-            return batches[0]
-        curvatures = [
-            self._curvatures(plans, targets, *each) for each in zip(batches, self.parts, strict=True)
-        ]
-        return mean_of_parts(batches, curvatures)
+    def _gather_parts(self, part: tf.Tensor) -> list[tf.Tensor]:
+        return tf.unstack(tf.reshape(self._group.all_gather(part), [self._group.size, *part.shape]))
 
     def _scores(
         self,
@@ -248,7 +242,7 @@ class Step:
             scores, logits = self._scores(targets, rows, plans, ramps["alpha2"], part)
             logit = logits[0]
             slices = slices_of(state.families, targets, logit)
-            batch = BatchObjective(objective, targets, ramps, duals, slices, self._workers)
+            batch = BatchObjective(objective, targets, ramps, duals, slices, self._group)
             with tf.name_scope("loss"):
                 lesson = lesson_of(state.experts, state.experts_of(plans), batch, scores, logit)
                 loss, terms, learned, rest = lesson.loss, lesson.terms, lesson.learned, lesson.unranked
@@ -282,55 +276,25 @@ class Step:
         if self._sums_rows:
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        bends: list[tuple[tf.Tensor, tf.Tensor]] = []
+        curvatures: list[Curvature] = [() for _ in plans]
         if state.tables.optimizer.needs_curvature:
             experts = state.experts_of(plans)
-            bends = [
-                lesson.curvature[linear_expert(experts, layout)]
-                for layout in tables_of(experts, state.layouts)
-            ]
+            layouts = tables_of(experts, state.layouts)
+            bends = [lesson.curvature[linear_expert(experts, layout)] for layout in layouts]
+            sums = row_curvatures(layouts, plans, bends, targets["query"])
+            curvatures = [part.curvature(*each) for each in zip(layouts, sums, strict=True)]
         return BatchGradients(
-            logits,
-            slices,
-            loss,
-            terms,
-            row_gradients,
-            dense_gradients,
-            steps,
-            bends,
-            lesson.gain,
+            logits, slices, loss, terms, row_gradients, dense_gradients, curvatures, steps, lesson.gain
         )
 
-    def _curvatures(
-        self,
-        plans: Sequence[_Tensors],
-        targets: _Tensors,
-        batch: BatchGradients,
-        part: Part,
-    ) -> list[Curvature]:
-        """Computes for each table the last fields of a ``RowGradient``, where the optimizer needs them."""
-        if not batch.bends:
-            return [() for _ in plans]
-        layouts = self.state.layouts[: len(plans)]
-        sums = row_curvatures(layouts, plans, batch.bends, targets["query"])
-        return [part.curvature(layout, rows) for layout, rows in zip(layouts, sums, strict=True)]
-
-    def _sum_over_workers(
-        self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
-    ) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the workers that divide a batch; logits stay local.
-
-        For divided tables this worker gets the sums of the rows that it holds.
-        """
-        if self._workers.size == 1:
-            return batch
-        curvatures = self._curvatures(gathered.views, targets, batch, self.parts[0])
+    def _sum_over_group(self, gathered: Gathered, batch: BatchGradients) -> BatchGradients:
+        """Sums loss, gradients and curvatures over the whole batch, those of rows for the rows here; logits stay."""
         row_gradients, curvatures = self.state.tables.rows.add_up(
-            gathered.plans, batch.row_gradients, curvatures
+            gathered.plans, batch.row_gradients, batch.curvatures
         )
         # Separately: their shapes are static, so that nothing is padded.
         with tf.name_scope("all_reduce"):
-            loss, terms, *dense_gradients = self._workers.all_reduce(
+            loss, terms, *dense_gradients = self._group.all_reduce(
                 [batch.loss, batch.terms, *batch.dense_gradients]
             )
         return batch._replace(
@@ -358,35 +322,18 @@ class Step:
             self.state.dense_optimizer.update(gradients, rate, preconditions)
 
 
-def gather_scores(
-    group: Workers, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """Returns whether ``holds`` in all members, and gathers the scores of their rows: [B] each to [W * B]."""
-    if group.size == 1:
-        return holds, list(logits), list(slices)
-    # Slices are far fewer than float32 counts without gaps.
-    columns = [*logits, *(tf.cast(numbers, tf.float32) for numbers in slices)]
-    flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
-    with tf.name_scope("gather_scores"):
-        message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
-        gathered = tf.reshape(group.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
-    holds, rows = tf.reduce_all(gathered[:, -1] > 0), tf.reshape(gathered[:, :-1], [-1, len(columns)])
-    scores = tf.unstack(rows, len(columns), axis=1)
-    return holds, scores[: len(logits)], [tf.cast(index, tf.int32) for index in scores[len(logits) :]]
-
-
-def mean_of_parts(
-    batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
-) -> BatchGradients:
-    """Averages gradients and curvatures over several candidates' batches; takes all else from the first one."""
-    rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
-    dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
-    means: list[Curvature] = [
+def mean_of_parts(parts: Sequence[BatchGradients]) -> BatchGradients:
+    """Averages the parts' gradients and curvatures of a batch; takes all else from the first one."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [_mean(gradients) for gradients in zip(*(part.row_gradients for part in parts), strict=True)]
+    dense = [_mean(gradients) for gradients in zip(*(part.dense_gradients for part in parts), strict=True)]
+    curvatures: list[Curvature] = [
         # The features of the rows are the same for all.
-        (_mean([curvature for curvature, *_ in parts]), *parts[0][1:]) if parts[0] else ()
-        for parts in zip(*curvatures, strict=True)
+        (_mean([curvature for curvature, *_ in of_table]), *of_table[0][1:]) if of_table[0] else ()
+        for of_table in zip(*(part.curvatures for part in parts), strict=True)
     ]
-    return batches[0]._replace(row_gradients=rows, dense_gradients=dense, curvatures=means)
+    return parts[0]._replace(row_gradients=rows, dense_gradients=dense, curvatures=curvatures)
 
 
 def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

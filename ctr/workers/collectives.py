@@ -7,7 +7,7 @@ have the same bits, in every run. For a single process nothing is added to the g
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ctr.io.errors import INPUT, InputError, exit_status
 from ctr.workers.cluster import Cluster, WorkerLostError
+from ctr.workers.parts import Deal
 from ctr.workers.watch import TimeLimit, find_lost
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class Workers:
     @property
     def is_chief(self) -> bool:
         return self.rank == 0
+
+    @property
+    def deal(self) -> Deal:
+        return Deal(self.rank, self.size)
 
     @property
     def patience(self) -> float:
@@ -132,16 +137,15 @@ class Workers:
         with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
+    def gather_uneven(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Gathers int64 [N] of each worker, where N may differ; between two steps."""
+        lengths = self.gather_numbers(np.array([len(numbers)]))[:, 0]
+        rows = self.gather_numbers(np.pad(numbers, (0, int(lengths.max()) - len(numbers))))
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
     def gather_texts(self, text: str) -> list[str]:
-        if self.size == 1:
-            return [text]
-        content = text.encode()
-        sizes = self.gather_numbers(np.array([len(content)]))[:, 0]
-        padded = content.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
-        if not padded:
-            return [""] * self.size
-        rows = self.gather_numbers(np.frombuffer(padded, "<i8"))
-        return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+        rows = self.gather_uneven(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
+        return [row.astype(np.uint8).tobytes().decode() for row in rows]
 
     def broadcast(self, content: Any) -> Any:
         """Returns the first worker's ``content``, of JSON types, in all workers; between two steps."""
@@ -218,16 +222,17 @@ class Workers:
         except self.lost_errors as error:
             log.info("left: %s", error)
 
-    def agree(self, what: str, text: str) -> None:
-        """Raises InputError in all workers, with the addresses, if the text of some differs from the first worker's."""
-        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
-        digests = self.gather_numbers(digest)
-        other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
-        if other:
-            self.leave()
-            raise InputError(
-                f"{', '.join(other)}: another {what} than the first worker; all workers must have the same"
-            )
+    def agree(self, texts: Mapping[str, str]) -> None:
+        """Raises InputError in all workers, with the addresses, if some have another text, by name, than the first."""
+        for what, text in texts.items():
+            digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
+            digests = self.gather_numbers(digest)
+            other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
+            if other:
+                self.leave()
+                raise InputError(
+                    f"{', '.join(other)}: another {what} than the first worker; all workers must have the same"
+                )
 
     # Between two steps.
 
@@ -312,20 +317,7 @@ ALONE = Workers()
 # Numbers of all workers, for the state outside the steps.
 
 
-def total(group: Workers, number: int) -> int:
-    """Sums a number over all workers, below 2^31."""
-    return int(group.sum_numbers(np.array([number], np.int32))[0])
-
-
-def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
-    """Concatenates int64 [N] of all workers, where N may differ."""
-    (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
-    padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
-    gathered = group.gather_numbers(padded)
-    return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
-
-
-def gather_divided(
+def gather_dealt(
     group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
 ) -> np.ndarray:
     """Gathers, in the first worker, an array whose entries are dealt to W workers by rank; empty in the others.
@@ -333,7 +325,7 @@ def gather_divided(
     ``read`` returns a slice of this worker's entries, integers or float32 [N, ...]; ``length`` is the
     whole array's; each message has ``piece`` entries of each worker.
     """
-    held, most = len(range(group.rank, length, group.size)), -(-length // group.size)
+    held, most = group.deal.count(length), -(-length // group.size)
     if group.size == 1:
         return read(slice(held))
     none = read(slice(0, 0))

@@ -212,16 +212,12 @@ class LocalWorkers(Workers):
         return tf.ensure_shape(self._exchanged(flat, lambda arrays, shape: add_up(arrays)), flat.shape)
 
     def _gathered(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        def gather(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-            return np.concatenate(arrays).reshape(-1, *shape[1:])
-
-        return self._exchanged(tensor, gather)
+        return self._exchanged(tensor, lambda arrays, shape: np.concatenate(arrays).reshape(-1, *shape[1:]))
 
     def _swapped(self, tensor: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-        def swap(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-            return np.stack([array.reshape(shape)[self.rank] for array in arrays])
-
-        return self._exchanged(tensor, swap)
+        return self._exchanged(
+            tensor, lambda arrays, shape: np.stack([array.reshape(shape)[self.rank] for array in arrays])
+        )
 
     def _exchanged(
         self, tensor: tf.Tensor, take: Callable[[Sequence[np.ndarray], tuple[int, ...]], np.ndarray]

@@ -1,7 +1,7 @@
 """Arrays of which each worker holds a part: assigns the rows to workers, and joins the parts."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -32,17 +32,40 @@ class Part(NamedTuple):
         return cls(rows, int(content["total"]), None if shape is None else tuple(shape))
 
 
+class Deal(NamedTuple):
+    """Deals rows in turn, so that new rows spread evenly, too: W workers have every W-th one each, from ``rank`` on."""
+
+    rank: int = 0
+    size: int = 1
+
+    def count(self, total: int) -> int:
+        """Counts the rows here, of the first ``total``."""
+        return len(range(self.rank, total, self.size))
+
+    def here(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Selects the rows that are here, of [N], below 0 for none: their positions, and their indices here."""
+        if self.size == 1:
+            positions = np.flatnonzero(rows >= 0)
+            return positions, rows[positions]
+        positions = np.flatnonzero((rows >= 0) & (rows % self.size == self.rank))
+        return positions, rows[positions] // self.size
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Returns the rows with these indices here."""
+        return indices * self.size + self.rank
+
+    def part(self, total: int) -> Part:
+        return Part(np.arange(self.rank, total, self.size, dtype=np.int64), total)
+
+
 class Sharding:
     """Names of the arrays that workers divide, with this worker's share; other arrays are whole on every worker."""
 
-    def __init__(
-        self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
-    ) -> None:
+    def __init__(self, deal: Deal, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}) -> None:
         """Deals the rows of ``dealt`` (numbers of rows by name) in turn; ``parts`` are divided otherwise."""
-        self._rank, self._size = rank, size
-        self._dealt, self._parts = dict(dealt), dict(parts)
+        self._dealt, self._parts = dict(dealt) if deal.size > 1 else {}, dict(parts)
         # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
-        self._of_length = cache(partial(rows_of, rank, size))
+        self._of_length = cache(deal.part)
 
     def __contains__(self, name: str) -> bool:
         return name in self._dealt or name in self._parts
@@ -51,19 +74,8 @@ class Sharding:
         """Returns the worker's part of an array with ``rows`` rows, or None if the worker holds all of it."""
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
 
-    def joined(self, other: "Sharding", prefix: str) -> "Sharding":
-        """Returns the division together with another one of the same worker, whose names get a prefix."""
-        dealt = {f"{prefix}{name}": rows for name, rows in other._dealt.items()}
-        parts = {f"{prefix}{name}": part for name, part in other._parts.items()}
-        return Sharding(self._rank, self._size, self._dealt | dealt, self._parts | parts)
-
     def parts(self) -> dict[str, Part]:
         return self._parts | {name: self._of_length(rows) for name, rows in self._dealt.items()}
-
-
-def rows_of(rank: int, size: int, total: int) -> Part:
-    """Returns the rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
-    return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
 def shard(array: np.ndarray, part: Part) -> np.ndarray:

@@ -24,13 +24,13 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
 
 
-def graft_rows(direction: tf.Tensor, step: tf.Tensor, share: tf.Tensor, owners: Workers = ALONE) -> tf.Tensor:
+def graft_rows(direction: tf.Tensor, step: tf.Tensor, share: tf.Tensor, group: Workers = ALONE) -> tf.Tensor:
     """Computes share s P + (1 - share) A of touched rows [U, C], where s P has the norm of AdaGrad's step A.
 
-    The norm is over all owners' rows, and s is a scalar. Where P is 0, or not finite, the step is A.
+    The norm is over the rows of the whole ``group``, and s is a scalar. Where P is 0, or not finite, the step is A.
     """
     squares = [tf.reduce_sum(tf.square(rows)) for rows in (direction, step)]
-    norm, wanted = (tf.sqrt(square) for square in owners.all_reduce(squares))
+    norm, wanted = (tf.sqrt(square) for square in group.all_reduce(squares))
     usable = (norm > 0) & tf.math.is_finite(norm)
     share = tf.where(usable, share, tf.zeros_like(share))
     scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))

@@ -216,7 +216,7 @@ class RowNewton(RowAdaGrad):
             feature_gradient(slope, rows.groups, sum(counts), rows.gradient, rows.curvature)
             for slope in slopes
         ]
-        sums = self._over_owners([part for both in of_rows for part in both], counts)
+        sums = self._over_all_rows([part for both in of_rows for part in both], counts)
         pairs = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
         learned = [
             tf.stack(_learn_logs(part, by_feature, limits), axis=1)
@@ -227,13 +227,13 @@ class RowNewton(RowAdaGrad):
         of_parts = zip(*(tf.split(part, lengths) for part in after), strict=True)
         return [Posterior(*part) for part in of_parts], learned
 
-    def _over_owners(self, sums: list[tf.Tensor], counts: Sequence[int]) -> list[tf.Tensor]:
-        """Sums the features' derivatives over the owners of divided tables, float32 [F] each."""
-        if all(owners.size == 1 for owners in self.owners):
+    def _over_all_rows(self, sums: list[tf.Tensor], counts: Sequence[int]) -> list[tf.Tensor]:
+        """Sums the features' derivatives over all rows of their tables, float32 [F] each."""
+        if all(group.size == 1 for group in self.table_groups):
             return sums
         each = [list(parts) for parts in zip(*(tf.split(total, counts) for total in sums), strict=True)]
         for number in range(len(each)):
-            each[number] = self.owners[number // self.copies].all_reduce(each[number])
+            each[number] = self.table_groups[number // self.copies].all_reduce(each[number])
         return [tf.concat(parts, axis=0) for parts in zip(*each, strict=True)]
 
     def _with_embeddings(

@@ -58,7 +58,7 @@ class RowOneSided(RowAdaGrad):
     def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
         (sums,) = rows.state
         direction, squared = row_direction(sums, rows.gradient)
-        owners, parts = self.owners[table], []
+        parts = []
         split = zip(self._parts(rows.gradient), self._parts(direction), strict=True)
         for copy, (values, graft) in enumerate(split):
             index = table * self.copies + copy
@@ -68,7 +68,7 @@ class RowOneSided(RowAdaGrad):
             factor, at = self._layout.table_factors[index]
             shampoo = tf.matmul(values[:, :-1], self.exchanged.roots[factor][at])
             share = self._shares[self._layout.factors[factor].offset + at]
-            moved = graft_rows(shampoo, graft[:, :-1], share, owners)
+            moved = graft_rows(shampoo, graft[:, :-1], share, self.table_groups[table])
             parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
         direction = tf.concat(parts, axis=1)
         return rows.values - self.limited(table, rows.values, rates * direction), (sums + squared,)
@@ -78,11 +78,11 @@ class RowOneSided(RowAdaGrad):
 
     def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
         products: dict[int, tf.Tensor] = {}
-        for number, (rows, owners) in enumerate(zip(gradients, self.owners, strict=True)):
+        for number, (rows, group) in enumerate(zip(gradients, self.table_groups, strict=True)):
             for copy, part in enumerate(self._parts(rows.gradient)):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
-                    (products[index],) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
+                    (products[index],) = group.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
         self.statistics.update([], products.__getitem__, step, self.exchanged.exchanged_at.read_value())
 
     def exchange(self) -> None:

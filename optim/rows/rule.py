@@ -22,14 +22,14 @@ class RowSetup(NamedTuple):
         initial_accumulators: float32 [C], the initial values of AdaGrad's sums of squares.
         copies: number of embeddings in a row, each with a linear weight behind it.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: the workers that each hold a part of a table's rows, ``ALONE`` for a whole table; None: all are whole.
+        groups: the members that hold a table's rows together, ``ALONE`` where all are here; None: all are here.
     """
 
     rates: Sequence[np.ndarray]
     initial_accumulators: Sequence[np.ndarray] = ()
     copies: int = 1
     limit: tuple[float, float] | None = None
-    owners: Sequence[Workers] | None = None
+    groups: Sequence[Workers] | None = None
 
 
 class RowRule(OptionalMembers):
@@ -54,8 +54,8 @@ class RowRule(OptionalMembers):
     operations = 7
 
     def __init__(self, setup: RowSetup) -> None:
-        self.rates, self.initial_accumulators, self.copies, self.limit, owners = setup
-        self.owners = [ALONE] * len(setup.rates) if owners is None else list(owners)
+        self.rates, self.initial_accumulators, self.copies, self.limit, groups = setup
+        self.table_groups = [ALONE] * len(setup.rates) if groups is None else list(groups)
         self.tables: dict[str, tf.Variable] = {}
         self.state: dict[str, tuple[tf.Variable, ...]] = {}
         self.shared: dict[str, tf.Variable] = {}
@@ -120,7 +120,7 @@ class RowRule(OptionalMembers):
         """Scales down the update of rows, whose weights are ``values``, where it exceeds the limit."""
         if self.limit is None:
             return update
-        return limit_update(values, update, *self.limit, self.owners[table])
+        return limit_update(values, update, *self.limit, self.table_groups[table])
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """Counts a late step's operations by the shapes [U, C] of touched rows, on average."""

@@ -56,7 +56,7 @@ class TensorLayout:
 class Stack:
     """Blocks of one shape, preconditioned along the same axes.
 
-    ``places`` are the indices of these blocks among the blocks of all owners.
+    ``places`` are the indices of these blocks in the whole stack.
     """
 
     block: Shape
@@ -70,8 +70,8 @@ class Stack:
         return len(self.members)
 
     @property
-    def owners(self) -> tuple[int, ...]:
-        """Returns the index of each block's tensor."""
+    def tensors(self) -> tuple[int, ...]:
+        """Index of each block's tensor."""
         return tuple(index for index, _ in self.members)
 
 

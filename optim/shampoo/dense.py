@@ -22,19 +22,19 @@ _ROOT = 14
 
 
 class DenseShampoo(DenseOptimizer):
-    """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases."""
+    """Shampoo over dense weights, which a group may divide; weight decay applies to matrices, not to biases."""
 
     core: ShampooCore
 
-    def __init__(self, options: ShampooOptions, workers: Workers = ALONE) -> None:
+    def __init__(self, options: ShampooOptions, group: Workers = ALONE) -> None:
         self.options = options
-        self._workers = workers
+        self._group = group
         self._names: list[str] = []
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         tensors = list(weights.values())
-        self.core = ShampooCore(self.options, tensors, create=_create, group=self._workers, starts_late=True)
+        self.core = ShampooCore(self.options, tensors, create=_create, group=self._group, starts_late=True)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 

@@ -20,19 +20,19 @@ def describe(
 ) -> str:
     """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is counted over the optimizer's variables, or with several workers over this worker's blocks. Multiplications
-    are per step, with statistics divided by their frequency, without some 10 d^3 for the root of every d x d matrix
+    Memory is counted over the optimizer's variables, which may have a part of the blocks. Multiplications are
+    for one step on these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d matrix
     of an exchange.
     """
     memory = np.zeros([len(names), 3])
-    owners = {factor.name: factor.owners for factor in layout.factors}
-    owners |= {f"stack{number}": stack.owners for number, stack in enumerate(layout.stacks)}
-    owners |= {f"tensor{index}": (index,) for index in range(len(names))}
+    tensors = {factor.name: factor.tensors for factor in layout.factors}
+    tensors |= {f"stack{number}": stack.tensors for number, stack in enumerate(layout.stacks)}
+    tensors |= {f"tensor{index}": (index,) for index in range(len(names))}
     for path, variable in variables.items():
         group, _, kind = path.rpartition("/")
         column = {"window": _STATISTICS, "total": _STATISTICS, "root": _ROOTS}.get(kind, _FIRST_ORDER)
-        for owner in owners.get(group, ()):
-            memory[owner, column] += math.prod(variable.shape) * variable.dtype.size / len(owners[group])
+        for index in tensors.get(group, ()):
+            memory[index, column] += math.prod(variable.shape) * variable.dtype.size / len(tensors[group])
     flops = layout.products * (options.passes + 1 / options.statistics.frequency)
     rows = [("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")]
     for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.gradients import Present, keep, of_owners
+from ctr.optim.gradients import Present, keep, of_tensors
 from ctr.optim.shampoo.blocks import multiply_axes, precondition
 from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.eigenbasis import changes_of_bases, correct
@@ -55,7 +55,7 @@ class InverseRoots:
         missed = statistics.missed if options.statistics.initial else None
         identity = statistics.identity(collections, None if missed is None else missed[0], dtype)
         if missed is not None:
-            identity = tf.gather(identity, tf.constant(stack.owners, tf.int64))[:, tf.newaxis]
+            identity = tf.gather(identity, tf.constant(stack.tensors, tf.int64))[:, tf.newaxis]
         exponent = 1.0 / options.root_order(len(stack.axes) + len(stack.diagonal))
         for axis, sums in statistics.diagonals[number].items():
             values = (sums + identity) / divisor
@@ -109,12 +109,12 @@ class Eigenbases:
         for stack, moments, blocks in zip(stacks, self.moments, rotated, strict=True):
             squared, beta2 = tf.square(blocks), options.beta2
             updated = moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
-            moments.assign(keep(updated, moments, of_owners(present, stack.owners)))
+            moments.assign(keep(updated, moments, of_tensors(present, stack.tensors)))
         weights: tf.Tensor | float = 1.0
         if options.averages_in_bases:
             gradients, rotated = rotated, []
             for stack, average, blocks in zip(stacks, self.averages, gradients, strict=True):
-                here = of_owners(present, stack.owners)
+                here = of_tensors(present, stack.tensors)
                 new, weights = moving_gradient(options.beta1, average, blocks, step, here)
                 rotated.append(new)
         elif options.beta1:
@@ -156,4 +156,4 @@ class Eigenbases:
                 changed.append((self.averages[number], turns))
             for variable, matrices in changed:
                 turned = multiply_axes(variable, stack.axes, matrices)
-                variable.assign(keep(turned, variable, of_owners(present, stack.owners)))
+                variable.assign(keep(turned, variable, of_tensors(present, stack.tensors)))

@@ -205,18 +205,18 @@ def _members(layout: ShampooLayout, tensor: int) -> list[Block]:
 def _local_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
     """Returns the layout of one owner's blocks; stacks and factors without any stay, with no matrix."""
     # Factors of tables, whose rows all members have, are copies of the first member's.
-    parts = [(factor.owners, factor.numbers, rank > 0) for factor in whole.factors]
+    parts = [(factor.tensors, factor.numbers, rank > 0) for factor in whole.factors]
     stacks, owner = [], iter(owners)
     for stack, indices in zip(whole.stacks, whole.stack_factors, strict=True):
         places = tuple(at for at in stack.places if next(owner) == rank)
         members = tuple(stack.members[at] for at in places)
         stacks.append(dataclasses.replace(stack, members=members, places=places))
         for index in indices:
-            parts[index] = (stacks[-1].owners, places, False)
+            parts[index] = (stacks[-1].tensors, places, False)
     factors, offset = [], 0
     for factor, (tensors, numbers, is_copy) in zip(whole.factors, parts, strict=True):
         factors.append(
-            dataclasses.replace(factor, owners=tensors, numbers=numbers, offset=offset, is_copy=is_copy)
+            dataclasses.replace(factor, tensors=tensors, numbers=numbers, offset=offset, is_copy=is_copy)
         )
         offset += len(tensors)
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.gradients import Present, keep, of_owners
+from ctr.optim.gradients import Present, keep, of_tensors
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.division import Blocks
@@ -27,7 +27,7 @@ from ctr.optim.variables import Variables
 
 
 class Results(NamedTuple):
-    """Roots of this worker's matrices, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
+    """Roots of the matrices here, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
 
     status: tf.Tensor
     counters: tf.Tensor
@@ -39,7 +39,7 @@ class RootExchange:
 
     Attributes:
         exchanged_at: int64, the step of the last exchange; -1: none yet.
-        status, counters: [len(STATUS), M] and int64 [len(COUNTERS)], of the matrices of all owners.
+        status, counters: [len(STATUS), M] and int64 [len(COUNTERS)], of all matrices.
         roots: for each factor [N, d, d], or its eigenbases, which begin as the identity.
     """
 
@@ -58,7 +58,7 @@ class RootExchange:
 
     @property
     def certified(self) -> tf.Tensor:
-        """Status of the matrices of all owners, [M]: 1 for a matrix with a root of its statistics, else 0."""
+        """Status of all matrices, [M]: 1 for a matrix with a root of its own, else 0."""
         return self.status[STATUS.index("certified")]
 
     def update(
@@ -116,7 +116,7 @@ class RootExchange:
         ``changes`` are the norms of the sums' changes since then, float64 [M].
         """
         host, roots, count = self.host, self.options.roots, len(self.host.factors)
-        of_present = of_owners(present, self.blocks.local.owners)
+        of_present = of_tensors(present, self.blocks.local.matrix_tensors)
 
         def unpacked(totals: Sequence[np.ndarray]) -> list[np.ndarray]:
             pairs = zip(totals, host.factors, strict=True)
@@ -162,14 +162,14 @@ class RootExchange:
             computed = tf.cast(computed, root.dtype)
             residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
             is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
-            here, previous = of_owners(present, factor.owners), root
+            here, previous = of_tensors(present, factor.tensors), root
             if options.roots.identity and here is not None:
                 has_root = rows["certified"][factor.matrices, tf.newaxis, tf.newaxis] > 0
                 previous = tf.where(has_root, previous, tf.eye(factor.size, dtype=previous.dtype))
             roots.append(keep(tf.where(is_good, computed, root), previous, here))
             residuals.append(residual)
             nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
-        here = of_owners(present, layout.owners)
+        here = of_tensors(present, layout.matrix_tensors)
         residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
         sent = keep(sent, tf.zeros_like(sent), here)
         good = sent & (residual <= TOLERANCE)
@@ -190,11 +190,11 @@ class RootExchange:
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
         _, (smallest, largest, condition, _) = self._spectra()
-        owners = self.blocks.whole.owners
-        preconditioned = set(owners.tolist())
+        tensors = self.blocks.whole.matrix_tensors
+        preconditioned = set(tensors.tolist())
         return {
             "layers": len(preconditioned),
-            "layers_ready": len(preconditioned - set(owners[~in_use].tolist())),
+            "layers_ready": len(preconditioned - set(tensors[~in_use].tolist())),
             **{name: int(count) for name, count in zip(COUNTERS, self.counters.numpy(), strict=True)},
             "staleness_max": int(staleness.max(initial=0)),
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
@@ -207,10 +207,10 @@ class RootExchange:
 
     def spectra(self, names: Sequence[str]) -> dict[str, Spectrum]:
         """Returns the spectra of statistics by the names of their tensors, which several may share (PSO fig. 6, 7)."""
-        owners, numbers = self._spectra()
+        tensors, numbers = self._spectra()
         matrices: dict[str, list[int]] = {}
-        for matrix, owner in enumerate(owners):
-            matrices.setdefault(names[owner], []).append(matrix)
+        for matrix, index in enumerate(tensors):
+            matrices.setdefault(names[index], []).append(matrix)
         return {
             name: Spectrum(float(numbers[0, at].min()), *map(float, numbers[1:, at].max(axis=1)))
             for name, at in matrices.items()
@@ -226,6 +226,6 @@ class RootExchange:
         smallest, largest = status["smallest"][valid], status["largest"][valid]
         # A matrix whose smallest eigenvalue is only rounding is singular; its condition stays a number.
         condition = largest / np.maximum(smallest, np.finfo(np.float64).eps * largest)
-        return self.blocks.whole.owners[valid], np.stack(
+        return self.blocks.whole.matrix_tensors[valid], np.stack(
             [smallest, largest, condition, status["condition"][valid]]
         )

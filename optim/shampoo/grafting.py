@@ -77,13 +77,13 @@ class Grafting:
         return directions
 
     def norms(self, local: Tensors) -> dict[int, tf.Tensor]:
-        """Computes Frobenius norms, scalars, of tensors, which may be divided among owners."""
+        """Computes Frobenius norms, scalars, of whole tensors by their local elements."""
         squares = {index: squared_norm(part) for index, part in local.items()}
         tensors = self.blocks.whole.tensors
-        divided = [index for index in local if tensors[index].is_preconditioned]
-        if divided:
-            summed = self.blocks.reduce(tf.reduce_sum, [squares[index] for index in divided])
-            squares |= dict(zip(divided, summed, strict=True))
+        blocked = [index for index in local if tensors[index].is_preconditioned]
+        if blocked:
+            summed = self.blocks.reduce(tf.reduce_sum, [squares[index] for index in blocked])
+            squares |= dict(zip(blocked, summed, strict=True))
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
     # Grafting.
@@ -97,7 +97,7 @@ class Grafting:
         if not layout.factors and not layout.stacks:
             return None
         ready = tf.math.unsorted_segment_min(
-            tf.cast(certified, self.dtype), tf.constant(layout.owners, tf.int64), len(layout.tensors)
+            tf.cast(certified, self.dtype), tf.constant(layout.matrix_tensors, tf.int64), len(layout.tensors)
         )
         # For a tensor without a matrix the minimum is the largest number of the dtype.
         return tf.minimum(ready, 1.0) * shampoo_share(self.options, step, self.dtype)

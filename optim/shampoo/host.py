@@ -1,9 +1,9 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device continues (FF fig. 3, PSO 4, alg. II).
 
-``send`` passes the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next exchange. Which roots are computed, from what, and when they come into use depends on the step
-alone, never on time. After a restart a round in flight is computed again, from statistics that stay the same.
-If a root fails, is refused by its certificate, or is lost with its worker, the previous one stays.
+``send`` hands the statistics that need a new root to threads, largest first; ``collect`` brings the roots
+into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
+on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
+A root that fails, or is refused by its certificate, or lost with its thread, leaves the previous one.
 """
 
 import concurrent.futures
@@ -33,7 +33,7 @@ Solve = Callable[..., Root]
 # these, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
-# Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
+# Roots computed; not computed because the drift was small; refused or failed; lost with a thread; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
 # one was taken; and roots computed by the device, not the host.
 COUNTERS = ("refreshed", "skipped", "failed", "lost", "nonfinite_steps", "overflowed", "device")
@@ -70,7 +70,7 @@ def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
 
 
 class HostPipeline:
-    """Computes the roots of some factors, in ``workers`` threads, by default one for each processor of this process.
+    """Computes the roots of some factors, by one thread for each processor of this process unless ``threads`` is given.
 
     After ``patience`` seconds without any finished root, the rest of a round is canceled. Tests replace ``solve``.
 
@@ -82,12 +82,12 @@ class HostPipeline:
         self,
         factors: Sequence[Factor],
         options: ShampooOptions,
-        workers: int | None = None,
+        threads: int | None = None,
         patience: float = 300.0,
         solve: Solve = inverse_root,
     ) -> None:
         self.factors, self.options, self.patience, self.solve = factors, options, patience, solve
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.threads = threads or len(os.sched_getaffinity(0))
         self.seconds_waited = self.seconds_computing = 0.0
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._process = os.getpid()
@@ -157,14 +157,14 @@ class HostPipeline:
             # Threads do not survive a fork.
             self._pool, self._process = None, os.getpid()
         if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
+            self._pool = concurrent.futures.ThreadPoolExecutor(self.threads, "shampoo-roots")
         status = state.status
         self._origin, self._futures = _origin_of(step, state), {}
         for matrix in self._largest_first:
             if not status[_SENT, matrix]:
                 continue
             f, i = self._places[matrix]
-            # Copies: the caller's arrays may change or be freed while the workers read them.
+            # Copies: the caller's arrays may change or be freed while the threads read them.
             statistics = state.totals[f][i] / state.divisor
             statistics[np.diag_indices_from(statistics)] += state.identity[matrix] / state.divisor
             try:
@@ -208,7 +208,7 @@ class HostPipeline:
         return False
 
     def _use_root(self, matrix: int, some_lost: bool, sent_at: int, state: Round) -> None:
-        """Brings a root into use, or keeps the previous one if the worker's task failed in any way; counts either."""
+        """Brings a root into use, or keeps the previous one if its task failed in any way; counts either."""
         (f, i), future = self._places[matrix], self._futures.get(matrix)
         factor, roots = self.factors[f], state.roots[f]
         try:

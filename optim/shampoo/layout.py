@@ -14,16 +14,15 @@ from ctr.optim.shampoo.options import ShampooOptions
 class Factor:
     """Statistics matrices [N, d, d] of an axis of a stack, or of the right sides of some tables, for A^(-1/order).
 
-    ``owners`` has the index of each matrix's tensor; ``numbers`` are the indices of its matrices in the whole factor;
+    ``tensors`` has the index of each matrix's tensor; ``numbers`` are the indices of its matrices in the whole factor;
     ``offset`` is the index of the first one among all factors' matrices. With ``basis`` the "roots" are eigenbases
-    (eigenbasis.py). If several owners keep one factor, all but one have a copy, ``is_copy``, whose roots are computed
-    but not counted.
+    (eigenbasis.py). A copy (``is_copy``) of another member's factor has its roots computed, but not counted.
     """
 
     name: str
     size: int
     order: int
-    owners: tuple[int, ...]
+    tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     offset: int
     basis: bool = False
@@ -31,7 +30,7 @@ class Factor:
 
     @property
     def count(self) -> int:
-        return len(self.owners)
+        return len(self.tensors)
 
     @property
     def matrices(self) -> slice:
@@ -59,17 +58,17 @@ class ShampooLayout:
         return sum(factor.count for factor in self.factors)
 
     @property
-    def owners(self) -> np.ndarray:
-        """Returns the index of each matrix's tensor, int32."""
-        return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
+    def matrix_tensors(self) -> np.ndarray:
+        """Index of each matrix's tensor, int32."""
+        return np.array([index for factor in self.factors for index in factor.tensors], np.int32)
 
     @property
     def products(self) -> np.ndarray:
         """Returns the operations of the products of a tensor's blocks with one matrix per side, int64 [tensors]."""
         total = np.zeros(len(self.tensors), np.int64)
         for stack in self.stacks:
-            for owner in stack.owners:
-                total[owner] += 2 * math.prod(stack.block) * sum(stack.block[axis] for axis in stack.axes)
+            for index in stack.tensors:
+                total[index] += 2 * math.prod(stack.block) * sum(stack.block[axis] for axis in stack.axes)
         return total
 
 
@@ -93,17 +92,17 @@ def lay_out(
     stacks = make_stacks(tensors)
     factors: list[Factor] = []
 
-    def add(name: str, size: int, order: int, owners: Sequence[int], basis: bool = False) -> int:
+    def add(name: str, size: int, order: int, indices: Sequence[int], basis: bool = False) -> int:
         offset = factors[-1].matrices.stop if factors else 0
-        numbers = tuple(range(len(owners)))
-        factors.append(Factor(name, size, order, tuple(owners), numbers, offset, basis))
+        numbers = tuple(range(len(indices)))
+        factors.append(Factor(name, size, order, tuple(indices), numbers, offset, basis))
         return len(factors) - 1
 
     stack_factors: list[tuple[int, ...]] = []
     for number, stack in enumerate(stacks):
         order = options.root_order(len(stack.axes) + len(stack.diagonal))
         indices = [
-            add(f"stack{number}/axis{axis}", stack.block[axis], order, stack.owners, options.corrects)
+            add(f"stack{number}/axis{axis}", stack.block[axis], order, stack.tensors, options.corrects)
             for axis in stack.axes
         ]
         stack_factors.append(tuple(indices))
@@ -114,9 +113,9 @@ def lay_out(
             width = tensors[index].shape[1]
             if 1 < width <= options.blocking.max_dimension:
                 widths.setdefault(width, []).append(index)
-        for width, owners in widths.items():
-            factor = add(f"tables{width}", width, options.root_order(1), owners)
-            table_factors |= {owner: (factor, at) for at, owner in enumerate(owners)}
+        for width, indices in widths.items():
+            factor = add(f"tables{width}", width, options.root_order(1), indices)
+            table_factors |= {index: (factor, at) for at, index in enumerate(indices)}
     return ShampooLayout(
         tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
     )

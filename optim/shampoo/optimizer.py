@@ -209,7 +209,7 @@ class ShampooCore(GradientSteps):
         return directions | {index: directions[index] + decay * weight for index, weight in local.items()}
 
     def _move(self, directions: Tensors, rate: tf.Tensor) -> None:
-        """Moves the weights along the directions of all owners, within the limits."""
+        """Moves the weights along their directions, within the limits."""
         limits = self.options.limits
         for index, direction in self.blocks.gather(directions).items():
             weight, update = self.weights[index], rate * direction

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.gradients import Present, keep, of_owners, powers
+from ctr.optim.gradients import Present, keep, of_tensors, powers
 from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
@@ -92,7 +92,7 @@ class Statistics:
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
                 products = [gram(stacked[number], axis) for axis in stack.axes]
                 by_factor |= dict(zip(factors, products, strict=True))
-                here = of_owners(present, stack.owners)
+                here = of_tensors(present, stack.tensors)
                 for axis, sums in self.diagonals[number].items():
                     _collect(sums, _squares(stacked[number], axis), self.options.beta2, weight, here)
             of_tables: dict[int, list[tf.Tensor]] = {}
@@ -111,7 +111,7 @@ class Statistics:
             window, factor = self.windows[number], self.layout.factors[number]
             # Products of several replicas have no static shape.
             packed = pack(tf.ensure_shape(product, [factor.count, factor.size, factor.size]))
-            here = of_owners(present, factor.owners)
+            here = of_tensors(present, factor.tensors)
             _collect(window, packed, self.options.beta2, weight, here)
         if self.missed is not None and present is not None:
             self.missed.assign_add(tf.cast(tf.stack([~present, ~present]), tf.int64))
@@ -125,10 +125,10 @@ class Statistics:
         decays = powers(self.options.beta2, collections, missed, tf.float64)
         changes = []
         for factor, total, window in zip(layout.factors, self.totals, self.windows, strict=True):
-            here = of_owners(present, factor.owners)
+            here = of_tensors(present, factor.tensors)
             decay = decays
             if missed is not None:
-                decay = tf.gather(decays, tf.constant(factor.owners, tf.int64))[:, tf.newaxis]
+                decay = tf.gather(decays, tf.constant(factor.tensors, tf.int64))[:, tf.newaxis]
             change = tf.cast(window, tf.float64) + (decay - 1.0) * total
             change = keep(change, tf.zeros_like(change), here)
             total.assign_add(change)
@@ -160,8 +160,8 @@ class Statistics:
         if self.missed is not None and sent:
             missed -= self.missed[1]
         identity = self.identity(collections, missed, tf.float64)
-        owners = tf.constant(self.layout.owners, tf.int64)
-        identity = tf.fill(owners.shape, identity) if missed is None else tf.gather(identity, owners)
+        tensors = tf.constant(self.layout.matrix_tensors, tf.int64)
+        identity = tf.fill(tensors.shape, identity) if missed is None else tf.gather(identity, tensors)
         return Sums([total.read_value() for total in self.totals], self.divisor(collections), identity)
 
 

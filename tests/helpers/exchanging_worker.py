@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.collectives import Workers, gather_divided, gather_uneven
+from ctr.workers.collectives import Workers, gather_dealt
 from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
@@ -65,7 +65,7 @@ def main(workers: Workers) -> dict[str, object]:
         except InputError as error:
             refused.append(str(error))
     try:
-        workers.agree("log", "one" if rank != 1 else "another")
+        workers.agree({"log": "one" if rank != 1 else "another"})
     except InputError as error:
         refused.append(str(error))
     entries = np.arange(rank, 500, size)
@@ -77,9 +77,9 @@ def main(workers: Workers) -> dict[str, object]:
             workers.sum_numbers(np.full(count, 2**20 * rank + 1, np.int32)).tolist()
             for count in (3, 0, 700, 3)
         ],
-        "uneven": gather_uneven(workers, np.arange(3 * rank) - 2**62).tolist(),
+        "uneven": [part.tolist() for part in workers.gather_uneven(np.arange(3 * rank) - 2**62)],
         "divided": [
-            gather_divided(workers, own.__getitem__, 500, piece=7).tolist()
+            gather_dealt(workers, own.__getitem__, 500, piece=7).tolist()
             for own in (entries.astype(np.int16), np.stack([entries] * 2, axis=1).astype(np.float32))
         ],
         "texts": workers.gather_texts("ä" * rank),

@@ -12,10 +12,11 @@ from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import Workers
 
 
-class ThreadGroup:
+class ThreadGroup(Workers):
     """One of several workers, as the maps of ids need them (``ctr.workers.collectives.Workers``)."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, given: list[np.ndarray]) -> None:
+        super().__init__()
         self.rank, self.size, self.calls = rank, size, 0
         self._barrier, self._given = barrier, given
 

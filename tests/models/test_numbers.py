@@ -42,14 +42,14 @@ def compiled_statistics(workers: int) -> Callable[..., tuple[tf.Tensor, tf.Tenso
     ) -> tuple[tf.Tensor, tf.Tensor]:
         exchanges: dict[int, list[tf.Tensor]] = {}
 
-        def gather(part: tf.Tensor) -> tf.Tensor:
+        def gather(part: tf.Tensor) -> list[tf.Tensor]:
             parts = exchanges.setdefault(part.shape[0], [])
             parts.append(part)
             # What has counted nothing changes nothing.
-            return tf.concat(parts + [tf.zeros_like(part)] * (workers - len(parts)), axis=0)
+            return parts + [tf.zeros_like(part)] * (workers - len(parts))
 
         results = [
-            next_statistics(LAYOUTS, statistics, apart, *rows, workers, gather)
+            next_statistics(LAYOUTS, statistics, apart, *rows, gather if workers > 1 else None)
             for rows in zip(values, learned, strict=True)
         ]
         # The last worker has heard of what the others found.

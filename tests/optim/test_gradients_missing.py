@@ -23,7 +23,7 @@ def kept_of(core, index):
     variables, layout = core.variables, core.layout
     found = {n: v.numpy() for n, v in variables.items() if n.startswith(f"tensor{index}/")}
     for factor in layout.factors:
-        rows = np.flatnonzero(np.array(factor.owners) == index)
+        rows = np.flatnonzero(np.array(factor.tensors) == index)
         for kind in ("window", "total", "root"):
             name = f"{factor.name}/{kind}"
             found[name] = variables[name].numpy()[rows]

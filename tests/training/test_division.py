@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.models.embeddings import create_table
+from ctr.models.embeddings import _seeds, create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.training.division import Division, Seat, divide_rows, share_of_table
+from ctr.training.division import Division, Placement, divide_rows, share_of_table
 from ctr.training.tables.plan import pad_plan, plan_table
 from ctr.training.tables.rows import is_divided
+from ctr.workers.parts import Deal
 
 FEATURES = (
     FeatureRows("user", 40, 4, "quality", 0),
@@ -26,7 +28,7 @@ def divided(sizes: list[int], others: list[int], workers: int) -> tuple[Division
     query = np.repeat(np.arange(len(sizes) + len(others)), [*sizes, *others])
     source = np.repeat(np.array([0, 1], np.int8), [sum(sizes), sum(others)])
     begins = np.flatnonzero(np.diff(query, prepend=-1))
-    return divide_rows(begins, source, Seat(0, workers, ()), 64), query, source
+    return divide_rows(begins, source, Placement(Deal(0, workers)), 64), query, source
 
 
 @settings(max_examples=40)
@@ -66,7 +68,7 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
     plan = pad_plan(LAYOUT, plan_table(LAYOUT, ids, {"tags": (tags, lengths)}), rows)
     table = rng.normal(size=(LAYOUT.rows, 3))
-    divisions = [replace(division, seat=Seat(rank, workers, ())) for rank in range(workers)]
+    divisions = [replace(division, placement=Placement(Deal(rank, workers))) for rank in range(workers)]
     shares = [share_of_table(LAYOUT, plan, one, divide) for one in divisions]
     parts = [table[rank::workers] if divide else table for rank in range(workers)]
     held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
@@ -114,8 +116,10 @@ def test_a_part_of_a_table_begins_with_the_values_of_the_whole_one(copies, width
     # Drawn in several pieces.
     monkeypatch.setattr("ctr.models.embeddings._PIECE", 1024)
     (layout,) = lay_out_tables([FeatureRows("id", 5003, width, "quality", 0)], copies)
-    whole = create_table(layout, 0.05, 7).numpy()
-    for size in (2, 3):
+    drawn = [tf.random.stateless_normal([5003, width], _seeds(layout, copy, 7)) for copy in range(copies)]
+    columns = [part for embedding in drawn for part in (0.05 * embedding, tf.zeros([5003, 1]))]
+    whole = tf.concat(columns, axis=1).numpy()
+    for size in (1, 2, 3):
         for rank in range(size):
             part = create_table(layout, 0.05, 7, rank, size).numpy()
             np.testing.assert_array_equal(part, whole[rank::size])

@@ -18,7 +18,7 @@ from ctr.config import parse_model
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.eval.windows import Sums
-from ctr.training.ids.id_map import DIVIDED_ARRAYS
+from ctr.training.ids.id_map import DEALT_ARRAYS
 from ctr.training.run import checkpoint
 from growing_logs import ADAGRAD
 from small_runs import NUMBERS, SMALL, draw_examples, labeled, merged, publish, with_numbers, write_teacher
@@ -235,7 +235,7 @@ def test_what_all_workers_have_is_the_same_in_every_bit(world, name, size):
             is_part = (
                 own.startswith("shampoo|")
                 or (own.startswith("rows") and name != "mirrored")
-                or (own.startswith("ids|") and own.split("|", 2)[2].replace("|", "/") in DIVIDED_ARRAYS)
+                or (own.startswith("ids|") and own.split("|", 2)[2].replace("|", "/") in DEALT_ARRAYS)
             )
             if not is_part:
                 same += 1
@@ -249,7 +249,7 @@ def test_a_worker_holds_a_part_of_the_map_and_of_the_rows(world, name, size):
     """Of the map also where tables are whole; together they are that of one process, after admissions and evictions."""
     whole, _ = checkpoint.read(world.run(name, 1) / "checkpoints")
     of_map = {key: array for key, array in whole.items() if key.startswith("weights|ids/")}
-    divided = {key: array for key, array in of_map.items() if key.split("/", 2)[2] in DIVIDED_ARRAYS}
+    divided = {key: array for key, array in of_map.items() if key.split("/", 2)[2] in DEALT_ARRAYS}
     assert sum(map(len, divided.values())) > 100 and len(divided) < len(of_map)
     # By feature those that were admitted and those that were evicted.
     totals = [array[:2] for key, array in of_map.items() if key.endswith("/totals")]

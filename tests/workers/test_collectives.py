@@ -54,7 +54,7 @@ def check(results, size):
         assert result["numbers"] == [[one, 10 * one] for one in range(size)]
         sums = 2**20 * sum(range(size)) + size
         assert result["sums"] == [[sums] * count for count in (3, 0, 700, 3)]
-        assert result["uneven"] == [one - 2**62 for other in range(size) for one in range(3 * other)]
+        assert result["uneven"] == [[one - 2**62 for one in range(3 * other)] for other in range(size)]
         whole = range(500) if rank == 0 else ()
         assert result["divided"] == [list(whole), [[one, one] for one in whole]]
         assert result["texts"] == ["ä" * one for one in range(size)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.workers.parts import Part, Sharding, reshard, reshard_to, rows_of, shard
+from ctr.workers.parts import Deal, Part, Sharding, reshard, reshard_to, shard
 
 
 @settings(max_examples=40)
@@ -43,11 +43,11 @@ def test_rows_in_any_order_and_written_down(given_):
 
 def test_the_rows_of_a_large_table_take_no_room():
     in_runs = Part((np.arange(50)[:, np.newaxis] * 1000 + np.arange(100)).ravel(), 10**6)
-    for part, most in ((rows_of(2, 7, 10**6), 100), (rows_of(2, 7, 0), 100), (in_runs, 1000)):
+    for part, most in ((Deal(2, 7).part(10**6), 100), (Deal(2, 7).part(0), 100), (in_runs, 1000)):
         text = json.dumps(part.as_json())
         assert len(text) < most
         np.testing.assert_array_equal(Part.from_json(json.loads(text)).rows, part.rows)
-    assert rows_of(2, 7, 20).rows.tolist() == [2, 9, 16]
+    assert Deal(2, 7).part(20).rows.tolist() == [2, 9, 16]
 
 
 def test_single_elements_of_an_array_of_any_shape():
@@ -72,7 +72,7 @@ def test_a_row_in_two_parts_or_in_none_and_a_part_of_another_array():
 
 def test_a_worker_has_every_so_manyth_row_of_some_arrays_parts_of_others_and_the_rest_whole():
     own = Part(np.array([3, 0]), 4)
-    sharding = Sharding(1, 3, {"rows": 7, "sums": 7}, {"roots": own})
+    sharding = Sharding(Deal(1, 3), {"rows": 7, "sums": 7}, {"roots": own})
     assert [name in sharding for name in ("rows", "roots", "step")] == [True, True, False]
     assert sharding.parts().keys() == {"rows", "sums", "roots"}
     assert sharding.parts()["rows"] is sharding.parts()["sums"]

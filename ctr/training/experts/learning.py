@@ -170,16 +170,16 @@ def _fitting(
             for _, logit in predictions
         )
         gain = [tf.stack([without - with_pairs, without])]
-    steps, gain = calibration_steps(sums, batch.workers, gain)
+    steps, gain = calibration_steps(sums, batch.group, gain)
     return steps, gain[0] if gain else None
 
 
 def calibration_steps(
-    sums: Sequence[tuple[Calibrator, BatchSums]], workers: Workers, others: Sequence[tf.Tensor] = ()
+    sums: Sequence[tuple[Calibrator, BatchSums]], group: Workers, others: Sequence[tf.Tensor] = ()
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], list[tf.Tensor]]:
-    """Computes the steps of calibrators by the sums of each over this worker's rows, and also sums ``others``."""
+    """Computes the steps of calibrators by the sums of each over the rows here, and also sums ``others``."""
     # In one message: each has its latency.
-    total = iter(workers.all_reduce([*(part for _, batch_sums in sums for part in batch_sums), *others]))
+    total = iter(group.all_reduce([*(part for _, batch_sums in sums for part in batch_sums), *others]))
     steps = [(c, c.step(BatchSums(next(total), next(total), next(total)))) for c, _ in sums]
     return steps, list(total)
 

@@ -7,7 +7,7 @@ import numpy as np
 from ctr.io.hashing import splitmix64, uniform_hash
 from ctr.training.ids.config import AdmissionConfig
 from ctr.training.ids.id_table import IdTable, extended, mix
-from ctr.workers.collectives import ALONE, Workers, gather_uneven
+from ctr.workers.collectives import ALONE, Workers
 
 DEPTH = 4
 WIDTH_PER_ID = 8
@@ -96,7 +96,7 @@ class WaitingIds:
     would be counted, all of their counts go to the sketch, whose docstring states its error, and later ids are counted
     from then on. Until that happens for the first time, all counts are exact.
 
-    Several workers, which make the same calls, each keep a part of the exact counts; all have the sketch.
+    The members of a group, which make the same calls, each keep a part of the exact counts; all have the sketch.
     """
 
     def __init__(self, config: AdmissionConfig, group: Workers = ALONE) -> None:
@@ -109,7 +109,7 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """Returns the length of the arrays of exact counts, over all workers."""
+        """Length of the whole arrays of exact counts."""
         return self._table.places
 
     @property
@@ -132,7 +132,7 @@ class WaitingIds:
         if len(new):
             new_ids = features[new], fingerprints[new]
             totals[new] = self._sketch.estimates(mix(*new_ids))
-            which, added = self._table.indices_of(self._table.add(*new_ids))
+            which, added = self._table.deal.here(self._table.add(*new_ids))
             if len(self._counts) < len(self._table.features):
                 self._counts = extended(self._counts, len(self._table.features))
             indices[new[which]] = added
@@ -144,11 +144,10 @@ class WaitingIds:
     def _flush(self) -> None:
         taken = self._table.taken()
         hashes = mix(self._table.features[taken], self._table.fingerprints[taken])
-        counts = self._counts[taken]
-        if self._group.size > 1:
-            hashes = gather_uneven(self._group, hashes.view(np.int64)).view(np.uint64)
-            counts = gather_uneven(self._group, counts)
-        self._sketch.raise_to(hashes, counts)
+        hashes, counts = map(
+            np.concatenate, map(self._group.gather_uneven, (hashes.view(np.int64), self._counts[taken]))
+        )
+        self._sketch.raise_to(hashes.view(np.uint64), counts)
         self._table.clear()
 
     def forget(self, features: np.ndarray, fingerprints: np.ndarray) -> None:

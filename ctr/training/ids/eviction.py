@@ -1,9 +1,11 @@
 """Eviction of growing ids: the order of policies, and frequencies that decay in event time."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ctr.training.ids.config import EvictionConfig
-from ctr.workers.collectives import ALONE, Workers, total
+from ctr.workers.collectives import Workers
 
 _RESCALE_HALF_LIVES = 256
 
@@ -55,8 +57,7 @@ def evicted_first(
     last_seen: np.ndarray,
     frequency: np.ndarray,
     count: int,
-    places: np.ndarray | None = None,
-    group: Workers = ALONE,
+    choose: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Chooses the ids to evict; policy ``none``, which evicts no id, orders them as ``least_recent`` does.
 
@@ -75,8 +76,8 @@ def evicted_first(
     ======================================  ============  =============  ==============  =======
 
     Args:
-        count: number of ids to evict, over all workers; if there are fewer, all are evicted.
-        places: int64 [N], ascending, the order of ids among those of all workers; None: a single process.
+        count: number of ids to evict; if there are fewer, all are evicted.
+        choose: returns the positions of the lowest values, so many; None: ``lowest``.
 
     Returns:
         int64, the ascending positions of the evicted ids; of equal ones, the first.
@@ -87,13 +88,12 @@ def evicted_first(
         order = frequency / (time_us - last_seen + microseconds(config.half_life) / 100)
     else:
         order = last_seen
-    if group.size == 1 or places is None:
-        return lowest(order, min(count, len(order)))
-    return lowest_of_all(order, count, places, group)
+    return lowest(order, count) if choose is None else choose(order, count)
 
 
 def lowest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the positions, int64 [count], ascending, of the lowest values; of equal ones the first."""
+    """Returns the positions, int64, ascending, of the ``count`` lowest values, or of all; of equal ones the first."""
+    count = min(count, len(values))
     if not count:
         return np.zeros(0, np.int64)
     bound = np.partition(values, count - 1)[count - 1]
@@ -103,11 +103,13 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
-    """Computes ``lowest`` over the values of all workers, int64 or float64 >= 0, without sending them.
+    """Computes ``lowest`` over the values of the whole group, int64 or float64 >= 0, without sending them.
 
     ``places``: int64 [N], ascending, below 2^31: their order among all.
     """
-    count = min(count, total(group, len(values)))
+    if group.size == 1:
+        return lowest(values, count)
+    count = min(count, int(group.sum_numbers(np.array([len(values)], np.int32))[0]))
     if not count:
         return np.zeros(0, np.int64)
     bits = values.view(np.uint64)
@@ -122,7 +124,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
 
 
 def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
-    """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and its multiplicity among them.
+    """Returns the highest of the ``count`` lowest keys (uint64) of the whole group, and its multiplicity among them.
 
     The search goes byte by byte, from the highest one on, and counts the keys by the value of the byte.
     """

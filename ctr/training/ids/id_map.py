@@ -5,10 +5,10 @@ is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature'
 an exclusive slot until it is evicted. All features of a table share its slots, and each may have up to its capacity.
 The map is a function of the trained batches, in their order, and their event times.
 
-Several workers, which all see all batches, share one map. Worker r of W holds the ids of the slots s with s % W = r,
-and counts their uses; every worker has the number of slots of each feature and the totals. For a batch they exchange
-the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
-the map of a single process, for any W, and each worker holds 1/W of it.
+The members of a group, which all see all batches, share one map. The slots are dealt to them: each keeps the ids of
+its slots and counts their uses, and all know the number of slots of each feature and the totals. For a batch they
+exchange the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map
+equals the map of a process alone.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
 the index.
@@ -16,6 +16,7 @@ the index.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,9 +28,9 @@ from ctr.models.rows import TableLayout
 from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.admission import WaitingIds
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig, IdsConfig
-from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
+from ctr.training.ids.eviction import DecayClock, evicted_first, lowest_of_all, microseconds
 from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
-from ctr.workers.collectives import ALONE, Workers, gather_divided
+from ctr.workers.collectives import ALONE, Workers, gather_dealt
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot, in the order of slots; of several workers, those that this one holds."""
+    """The ids that have a slot here, in the order of slots."""
 
     rows: np.ndarray  # int32 [N], table rows, ascending
     features: np.ndarray  # int16 [N], indices of features
@@ -89,12 +90,12 @@ _OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "fre
 """Data stored for each id that has a slot; see ``Occupants``."""
 _OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
 _OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
-DIVIDED_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
-"""The arrays of ``IdMap.to_arrays`` of which each worker has every W-th entry; of the others all have all."""
+DEALT_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
+"""The arrays of ``IdMap.to_arrays`` whose entries are dealt to the members of the group; the others all have."""
 
 
 class IdMap:
-    """Slots of the growing features of one table; all workers of the ``group`` make the same calls."""
+    """Slots of the growing features of one table; all members of the ``group`` make the same calls."""
 
     def __init__(
         self,
@@ -140,13 +141,8 @@ class IdMap:
         ``find_slots``.
         """
         if slots is None:
-            slots = self._find(features, fingerprints)
+            (slots,) = find_slots([self], [(features, fingerprints)])
         return self._rows_at(slots, features, fingerprints)
-
-    def _find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        if self.group.size == 1:
-            return self._slots.find(features, fingerprints)
-        return find_slots([self], [(features, fingerprints)])[0]
 
     def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
         rows = (slots + self._first_slot).astype(np.int32)
@@ -178,8 +174,9 @@ class IdMap:
         Raises InputError: the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
-        slots = self._find(features, fingerprints) if slots is None else slots
-        held, seen = self._slots.indices_of(slots)
+        if slots is None:
+            (slots,) = find_slots([self], [(features, fingerprints)])
+        held, seen = self._slots.deal.here(slots)
         self._of_ids["last_seen"][seen] = now
         # Half the time of indexing, which reads and writes in two passes.
         np.add.at(self._of_ids["uses"], seen, counts[held])
@@ -227,7 +224,7 @@ class IdMap:
         # Each id is looked up once.
         distinct = first_positions(codes)
         slot_of = np.empty(codes.max(initial=-1) + 1, np.int64)
-        slot_of[codes[distinct]] = self._find(features[distinct], fingerprints[distinct])
+        slot_of[codes[distinct]] = self._slots.find(features[distinct], fingerprints[distinct])
         first = distinct[slot_of[codes[distinct]] < 0]
         begin = self._advance(times_us[0])
         times = np.maximum(np.maximum.accumulate(times_us), begin)
@@ -276,14 +273,14 @@ class IdMap:
         self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
     def _evict(self, indices: np.ndarray) -> None:
-        """Evicts ids of this worker, at the same time as the other workers theirs."""
+        """Evicts ids here, at the same time as the other members theirs."""
         gone = self._sum_by_feature(self._slots.features[indices])
         self._occupancy -= gone
         self._totals["evicted"] += gone
         self._slots.remove(indices, int(gone.sum()))
 
     def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
-        """Counts the ids of each feature over all workers, each of which passes its ids: int64 [features]."""
+        """Counts the ids of each feature, of which all members give their own: int64 [features]."""
         counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
         return self.group.sum_numbers(counts).astype(np.int64)
 
@@ -321,9 +318,9 @@ class IdMap:
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
         of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
-        # Of ids with equal values, the ones with the lowest slots are evicted, on any worker.
-        slots = indices * self.group.size + self.group.rank
-        self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
+        # Of ids with equal values, the ones with the lowest slots are evicted.
+        choose = partial(lowest_of_all, places=self._slots.deal.rows(indices), group=self.group)
+        self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, choose)])
 
     def _occupy(
         self,
@@ -341,7 +338,7 @@ class IdMap:
         size = len(self._slots.features)
         if size > len(self._of_ids["uses"]):
             self._of_ids = {name: extended(array, size) for name, array in self._of_ids.items()}
-        which, indices = self._slots.indices_of(slots)
+        which, indices = self._slots.deal.here(slots)
         now = np.broadcast_to(now, len(slots))[which]
         self._of_ids["first_seen"][indices] = self._of_ids["last_seen"][indices] = now
         self._of_ids["uses"][indices] = counts[which]
@@ -362,19 +359,18 @@ class IdMap:
     def occupants(self) -> Occupants:
         indices = self._slots.taken()
         now = 0 if self._time is None else self._time
-        slots = indices * self.group.size + self.group.rank
         of_ids = {name: array[indices] for name, array in self._of_ids.items()}
         of_ids["frequency"] = of_ids["frequency"] / self._clock.weight(now)
-        rows = (slots + self._first_slot).astype(np.int32)
+        rows = (self._slots.deal.rows(indices) + self._first_slot).astype(np.int32)
         return Occupants(
             rows, self._slots.features[indices], self._slots.fingerprints[indices], **of_ids, time_us=now
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (ascending), features and fingerprints of all ids in the first worker; all must call it."""
+        """Returns rows (ascending), features and fingerprints of all ids in the first member; all have to call it."""
         table = self._slots
         features, fingerprints = (
-            gather_divided(self.group, array.__getitem__, table.places)
+            gather_dealt(self.group, array.__getitem__, table.places)
             for array in (table.features, table.fingerprints)
         )
         taken = np.flatnonzero(features != FREE)
@@ -396,7 +392,7 @@ class IdMap:
         chosen = np.flatnonzero(fits)
         weight = self._clock.weight(now)
         slots = self._occupy(features[chosen], ids.fingerprints[chosen], ids.uses[chosen], now, weight)
-        which, indices = self._slots.indices_of(slots)
+        which, indices = self._slots.deal.here(slots)
         local = chosen[which]
         for name in ("first_seen", "last_seen"):
             self._of_ids[name][indices] = getattr(ids, name)[local]
@@ -406,7 +402,7 @@ class IdMap:
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs; of ``DIVIDED_ARRAYS`` this worker's entries."""
+        """Returns copies of everything that ``restore`` needs; of ``DEALT_ARRAYS`` the entries here."""
         held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
@@ -420,15 +416,15 @@ class IdMap:
         return arrays
 
     def entries(self) -> dict[str, int]:
-        """Returns the length of each of ``DIVIDED_ARRAYS`` of the map, with the entries of all workers."""
+        """Returns the whole length of each of ``DEALT_ARRAYS`` that the map has."""
         waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Restores the ``to_arrays`` of a map with these arguments, also of another number of workers.
+        """Restores the ``to_arrays`` of a map with these arguments.
 
-        All workers restore their maps at once. ``entries``: ``entries`` of that map; None: ``arrays`` have all. Raises
-        ValueError: the arrays belong to a map with other features or another rule of admission.
+        All members restore their maps at once. ``entries``: those of the map, of which each has a part; None: all are
+        here. Raises ValueError: the arrays belong to a map with other features or another rule of admission.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
@@ -461,7 +457,7 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
 def make_id_maps(
     layouts: Sequence[TableLayout], config: IdsConfig, group: Workers = ALONE
 ) -> dict[int, IdMap]:
-    """Makes the empty maps of the tables with growing ids, by table index; each of several workers holds a part."""
+    """Makes the empty maps of the tables in which ids grow, by their numbers."""
     maps = {}
     for number, layout in enumerate(layouts):
         ids, offsets = ids_of(config, layout), layout.offsets()
@@ -490,7 +486,7 @@ def restored_maps(
 
 
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Returns the slots of ids in several maps of the same workers, in one exchange: int64 [U], -1 for none."""
+    """Finds the slots of ids in several maps of one group, in one exchange: int64 [U], -1 for none."""
     if not ids:
         return []
     held = [id_map._slots.held_places(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]

@@ -11,8 +11,8 @@ all unfinished ones at a time. The entry of a removed pair remains and is skippe
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
 
-Several workers share one table: worker r of W holds the pairs at the places p with p % W = r, and no others.
-A pair gets the place that it would have in the table of one process.
+The members of a group have one table together: the places are dealt to them, and each keeps the pairs at its places
+alone. A pair gets the place that it would have in the table of one process.
 """
 
 import math
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.io.hashing import splitmix64
-from ctr.workers.collectives import ALONE, Workers, total
+from ctr.workers.collectives import ALONE, Workers
 
 FREE = np.int16(-1)
 """The feature of a free place."""
@@ -44,14 +44,13 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 class IdTable:
     """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
 
-    Place p of this worker has the index p // W in its arrays; in a single process an index is
-    the place. All workers make the same calls, in the same order; only the pairs to look up or remove may
-    differ.
+    A place has an index in the arrays of the member that keeps it, by ``deal``; alone, that is the place. All members
+    make the same calls, in the same order; only of what is looked for or removed each may have its own.
     """
 
     def __init__(self, max_places: int = MAX_PLACES, group: Workers = ALONE) -> None:
-        self._group = group
-        self._max_held = len(range(group.rank, max_places, group.size))
+        self._group, self.deal = group, group.deal
+        self._max_held = self.deal.count(max_places)
         self.clear()
 
     def clear(self) -> None:
@@ -69,15 +68,15 @@ class IdTable:
 
     @property
     def held(self) -> int:
-        """Returns the number of places of this worker that were ever used."""
-        return len(range(self._group.rank, self.places, self._group.size))
+        """Number of places here that were ever used."""
+        return self.deal.count(self.places)
 
     @property
     def nbytes(self) -> int:
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns the index of each pair, int64 [N]; -1 if it is not in the table, or another worker holds it."""
+        """Finds the index of each pair, int64 [N]; -1 where it is not here."""
         positions, tags = self._hash(features, fingerprints)
         index = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
@@ -102,19 +101,9 @@ class IdTable:
         return index
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns places plus 1 of pairs that this worker holds, and 0 for others: int32 [N], to be summed."""
+        """Returns places, one higher, of the pairs here, and 0 for others: int32 [N], to be added up."""
         indices = self.find(features, fingerprints)
-        places = np.where(indices < 0, 0, indices * self._group.size + self._group.rank + 1)
-        return places.astype(np.int32)
-
-    def indices_of(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns positions and indices of the places (int64 [N], -1 for none) that this worker holds."""
-        rank, size = self._group.rank, self._group.size
-        if size == 1:
-            which = np.flatnonzero(places >= 0)
-            return which, places[which]
-        which = np.flatnonzero((places >= 0) & (places % size == rank))
-        return which, places[which] // size
+        return np.where(indices < 0, 0, self.deal.rows(indices) + 1).astype(np.int32)
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first position of each pair, and its hash's part of an entry, both int64."""
@@ -134,11 +123,11 @@ class IdTable:
         return (hits, indices) if same.all() else (hits[same], indices[same])
 
     def add(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Assigns places, int64 [N], to new pairs, the same in all workers: the lowest free ones, in order."""
+        """Assigns places, int64 [N], to new pairs: the lowest free ones, in order."""
         places = self._lowest_free(len(features))
         self.count += len(places)
         self._grow()
-        which, indices = self.indices_of(places)
+        which, indices = self.deal.here(places)
         if self._filled + len(which) > _MAX_LOAD * len(self._table):
             self._rebuild(len(which))
         pairs = features[which], fingerprints[which]
@@ -149,15 +138,15 @@ class IdTable:
         return places
 
     def _lowest_free(self, count: int) -> np.ndarray:
-        group, reused = self._group, min(count, self.places - self.count)
+        reused = min(count, self.places - self.count)
         new = np.arange(self.places, self.places + count - reused)
         self.places += len(new)
         if not reused:
             return new
         free, offered = self._free[:reused], np.full(reused, MAX_PLACES, np.int64)
-        offered[: len(free)] = free * group.size + group.rank
-        lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
-        self._free = self._free[len(self.indices_of(lowest)[0]) :]
+        offered[: len(free)] = self.deal.rows(free)
+        lowest = np.sort(self._group.gather_numbers(offered), axis=None)[:reused]
+        self._free = self._free[len(self.deal.here(lowest)[0]) :]
         return np.concatenate([lowest, new])
 
     def _grow(self) -> None:
@@ -189,7 +178,7 @@ class IdTable:
         return np.flatnonzero(self.features[: self.held] != FREE)
 
     def remove(self, indices: np.ndarray, count: int | None = None) -> None:
-        """Removes the pairs at some indices, int64 [N], each once. ``count``: the number that all workers remove."""
+        """Removes the pairs at some indices, int64 [N], each once. ``count``: how many all members remove."""
         self.features[indices] = FREE
         self.fingerprints[indices] = 0
         self.count -= len(indices) if count is None else count
@@ -204,13 +193,13 @@ class IdTable:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Restores the ``to_arrays`` of a table, also of another number of workers; ``places``: of all workers."""
+        """Restores the ``to_arrays`` of a table; ``places``: of the whole one, of which these arrays are a part."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
         self.places = len(self.features) if places is None else places
         taken = self.features != FREE
         self._pairs = int(np.count_nonzero(taken))
-        self.count = total(self._group, self._pairs)
+        self.count = int(self._group.sum_numbers(np.array([self._pairs], np.int32))[0])
         self._free = np.flatnonzero(~taken)
         self._rebuild(0)
 

@@ -62,11 +62,11 @@ class Observer:
     """Watches one run, without changing its results; a hook that is not overridden does nothing.
 
     Hooks are called in the order of the run's observers: what one writes into a line or a summary, later ones see.
-    Of several workers the first one has all observers, the others those with ``on_all_workers``.
+    The first member of a group has all observers, the others those with ``on_all_workers``.
 
     Attributes:
-        name: prefix of the arrays of ``checkpoint`` in the run's checkpoints.
-        on_all_workers: whether the observer communicates with the other workers.
+        name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
+        on_all_workers: whether the observer communicates with the other members.
     """
 
     name: ClassVar[str]

@@ -7,8 +7,7 @@
 
 The folder gets its name by a rename after all its files are on disk; so the greatest name is the newest.
 
-Each of several workers writes the arrays that it shares, the others to ``arrays-1.npz`` ..., and the first one also
-those that all have, with a record of the parts. So any other number of workers can read them.
+A group writes it together, and any other one can read it (``part_files.py``).
 """
 
 import hashlib
@@ -16,15 +15,13 @@ import json
 import logging
 import secrets
 import shutil
-import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
-from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError, PassingError
 from ctr.io.files import (
@@ -36,8 +33,8 @@ from ctr.io.files import (
     sync_folder,
     write_atomic,
 )
-from ctr.workers.cluster import WorkerLostError
-from ctr.workers.parts import Part, reshard, reshard_to, shard
+from ctr.training.run.part_files import ARRAYS, ONLY_WRITER, Wanted, Writer, read_parts
+from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -47,28 +44,10 @@ Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 WEIGHTS = "weights|"
 """Before the names of a state's arrays; the others are of metrics."""
-ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _DAMAGED = ".damaged"
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 _PIECE = 1 << 22
-_MOMENT = 5.0
-_LOOK_EVERY = 0.02  # seconds
-
-Wanted = Callable[[str, int], Part | None]
-"""From the name of an array and the length of its first or divided axis to the part of it to read; None: all of it."""
-
-
-class Share(NamedTuple):
-    """One worker's share of a checkpoint."""
-
-    rank: int
-    size: int
-    parts: Mapping[str, Part]  # by the names of arrays, without the arrays that all workers have
-    nbytes: int  # of the arrays of all workers
-    patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
-    attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left
-    is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -90,80 +69,6 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
                 content = array.reshape(-1).view(np.uint8).data
                 for begin in range(0, len(content), _PIECE):
                     member.write(content[begin : begin + _PIECE])
-
-
-def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> None:
-    """Writes the arrays of a worker other than the first, then a note that announces them to the first."""
-    name = f"arrays-{share.rank}.npz"
-    entry = _file_entry(name, write_arrays(folder / name, arrays), share)
-    # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
-    # done in it.
-    note = _note(folder, share.rank, share)
-    new = note.with_suffix(".new")
-    new.write_text(json.dumps(entry))
-    new.replace(note)
-
-
-def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
-    """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
-    entries = [_file_entry(ARRAYS, sha256, share)]
-    begun = time.monotonic()
-
-    def patience() -> float:
-        return _MOMENT if share.is_leaving() else share.patience
-
-    for rank in range(1, share.size):
-        note = _note(folder, rank, share)
-        while not note.exists():
-            if patience() and time.monotonic() - begun > patience():
-                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience():g} s")
-            time.sleep(_LOOK_EVERY)
-        entries.append(dict(parse_json(note.read_bytes())))
-        note.unlink()
-    return entries
-
-
-def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
-    return {
-        "file": file,
-        "sha256": sha256,
-        "parts": {name: part.as_json() for name, part in share.parts.items()},
-    }
-
-
-def _note(folder: Path, rank: int, share: Share) -> Path:
-    return folder / f"part-{rank}{share.attempt}.json"
-
-
-def read_parts(
-    folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
-) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint file by file; also returns the requested parts of arrays, by name.
-
-    ``entries`` are from ``collect_parts``; without ``parts`` an array is whole. Raises ValueError if parts are missing.
-    """
-    whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
-    arrays: dict[str, np.ndarray] = {}
-    parts: dict[str, Part] = {}
-    seen: dict[str, int] = {}
-    for entry in entries:
-        of_file = {name: Part.from_json(content) for name, content in entry.get("parts", {}).items()}
-        for name, values in each_array(folder / entry["file"]):
-            part = of_file.get(name)
-            selected = wanted(name, part.total if part is not None else len(values) if values.ndim else 0)
-            if selected is None and part is None:
-                arrays[name] = values
-            elif selected is None and part is not None:
-                whole.setdefault(name, []).append((part, values))
-            elif selected is not None and part is None:
-                parts[name], arrays[name] = selected, shard(values, selected)
-            elif selected is not None and part is not None:
-                parts[name], arrays[name] = selected, reshard_to(selected, [(part, values)], arrays.get(name))
-                seen[name] = seen.get(name, 0) + len(part.rows)
-    for name, count in seen.items():
-        if count != parts[name].total:
-            raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
-    return arrays | {name: reshard(pieces) for name, pieces in whole.items()}, parts
 
 
 class Copies:
@@ -208,31 +113,23 @@ def save(
     arrays: Mapping[str, np.ndarray],
     state: Mapping[str, Any],
     keep: int,
-    share: Share | None = None,
+    writer: Writer = ONLY_WRITER,
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    ``share`` is this worker's share if there are several, after the first one has called ``begin``. Older
-    checkpoints than the newest are deleted first on a disk that is full.
-
-    Raises PassingError if the disk has no room for it; then nothing was deleted.
+    Several writers call it after one has called ``begin``. Raises PassingError: see ``begin``.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
-    if share is not None and share.rank:
-        write_part(partial, arrays, share)
+    if writer.size == 1:
+        begin(folder, examples, sum(array.nbytes for array in arrays.values()))
+    digest = write_arrays(partial / writer.file, arrays)
+    if writer.rank:
+        writer.announce(partial, digest)
         return
-    if share is None:
-        make_folder(folder)
-        _remove_leftovers(folder)
-    nbytes = sum(array.nbytes for array in arrays.values()) if share is None else share.nbytes
-    _make_room(folder, nbytes)
-    if share is None:
-        partial.mkdir()
-    digest = write_arrays(partial / ARRAYS, arrays)
     content = {**state, "arrays_sha256": digest}
-    if share is not None:
-        content["worker_files"] = collect_parts(partial, digest, share)
+    if others := writer.collect(partial):
+        content["worker_files"] = [writer.entry(digest), *others]
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     if final.exists():
@@ -243,10 +140,15 @@ def save(
     clean_up(folder, keep)
 
 
-def begin(folder: Path, examples: int) -> str:
-    """Makes the folder for several workers' checkpoint at ``examples``; returns a random tag that all use."""
+def begin(folder: Path, examples: int, nbytes: int) -> str:
+    """Makes the folder of the checkpoint at ``examples``; returns a random tag for all its writers.
+
+    Older checkpoints than the newest make room for ``nbytes`` on a disk that is full. Raises PassingError if it has no
+    room; then nothing was deleted.
+    """
     make_folder(folder)
     _remove_leftovers(folder)
+    _make_room(folder, nbytes)
     (folder / f"{examples:020d}{PARTIAL}").mkdir()
     return f"-{secrets.token_hex(4)}"
 
@@ -335,7 +237,7 @@ def newest_sound(folder: Path) -> int | None:
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """Reads arrays, state and parts that a worker needs from a checkpoint that the first one has checked.
+    """Reads the arrays and parts that are wanted of a checkpoint that was checked, and its state.
 
     Raises InputError: the checkpoint is damaged or missing.
     """

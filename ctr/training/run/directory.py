@@ -77,9 +77,9 @@ def only_process(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_run(
-    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], group: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that the run can resume with these; the first worker locks it in the block."""
+    """Begins a run directory, or checks that the run can resume with these; the first member locks it in the block."""
 
     def begin() -> None:
         # Features first: if they differ, so do widths.
@@ -91,7 +91,7 @@ def hold_run(
         adopt_environment(run_dir, environment)
 
     with ExitStack() as held:
-        workers.once(begin)
+        group.once(begin)
         yield
 
 
@@ -260,7 +260,7 @@ def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool)
     the checkpoint has, too, or the run is in progress.
 
     Args:
-        writes: whether this process is the one that checks and changes the run, not another worker.
+        writes: whether this process is the one that checks and changes the run, not another one.
     """
     config = read_run_config(run_dir)
     new = [rows for rows in dict.fromkeys(ranges) if rows not in config.skip]

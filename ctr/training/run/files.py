@@ -137,7 +137,7 @@ def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
 
 
 class Unwritten:
-    """Stands for a growing file that another worker writes."""
+    """A growing file that another process writes."""
 
     length = 0
 

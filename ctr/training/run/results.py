@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
 from ctr.eval.run_files import WINDOWS, prediction_parts, read_predictions
 from ctr.io.arrays import hash_arrays
@@ -22,6 +21,7 @@ from ctr.training.run.directory import write_json
 from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run, duals_of
 from ctr.training.run.summary import TIMING, dense_optimizer_text
+from ctr.training.validate import input_hashes
 
 
 def unlearned_text(run: Run) -> str:
@@ -69,8 +69,8 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run at the end of its log; returns the content of summary.json.
 
-    Only the first worker calls it. ``failure``: why the run ends with an error; ``timing``, called at the end: empty
-    if there was nothing to compute, which leaves the earlier timing.
+    The first member alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end:
+    empty if no row was left, which keeps the earlier timing.
     """
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
@@ -87,7 +87,7 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Lists the observers' warnings, a line each; empty in other workers than the first."""
+    """Lists the observers' warnings, a line each; empty but in the first member of a group."""
     return [line for observer in run.observers for line in observer.warnings()]
 
 
@@ -131,11 +131,7 @@ def _results(run: Run) -> dict[str, Any]:
         "dense_optimizer": dense_optimizer_text(run.config, run.state.optimizer_report()),
         "shampoo": run.state.optimizer_report(),
         "config_sha256": run.config.sha256(),
-        "log_sha256": log_sha256(inputs.log.manifests),
-        "constraint_logs_sha256": {
-            name: log_sha256(log.manifests) for name, log in inputs.constraint_logs.items()
-        },
-        "sidecars_sha256": run.sidecar_hashes(),
+        **input_hashes(inputs),
     }
 
 

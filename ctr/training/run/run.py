@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ctr.data.batches import Batch
-from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.io.files import remove_temporaries
@@ -25,9 +24,9 @@ from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
 from ctr.training.observers.observer import Observer, Scored, Turn
 from ctr.training.run import checkpoint
-from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import refuse_without_checkpoint
 from ctr.training.run.files import Background, GrowingFile, Unwritten, describe_rejects
+from ctr.training.run.part_files import ONLY_WRITER, Writer
 from ctr.training.run.position import (
     Passed,
     Position,
@@ -55,7 +54,7 @@ def open_run(
     Raises InputError: the log is another one.
     """
     run = Run(run_dir, inputs, state, observers)
-    run.workers.once(lambda: remove_temporaries(run_dir))
+    run.group.once(lambda: remove_temporaries(run_dir))
     with ExitStack() as opened:
         run.resume(opened)
         # Touches the memory for the first checkpoint now that the restored arrays are freed.
@@ -64,14 +63,14 @@ def open_run(
 
 
 class Run:
-    """A run. Several workers are all at the same position; the first one writes the files."""
+    """A run. All members of a group are at the same position; the first one writes the files."""
 
     def __init__(
         self, run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
     ) -> None:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
-        self.state, self.workers, self.inputs = state, state.workers, inputs
-        self.observers = [o for o in observers if self.workers.is_chief or o.on_all_workers]
+        self.state, self.group, self.inputs = state, state.group, inputs
+        self.observers = [o for o in observers if self.group.is_chief or o.on_all_workers]
         self._logs = LogsSeen(run_dir, {name: log.manifests for name, log in inputs.row_logs.items()})
         self._log_paths = {name: log.path for name, log in inputs.row_logs.items()}
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
@@ -100,9 +99,9 @@ class Run:
         """
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         states: dict[str, dict[str, np.ndarray]] = {}
-        newest = self.workers.once(lambda: checkpoint.newest_sound(self._checkpoints))
+        newest = self.group.once(lambda: checkpoint.newest_sound(self._checkpoints))
         if newest is None:
-            self.workers.once(lambda: refuse_without_checkpoint(self.run_dir))
+            self.group.once(lambda: refuse_without_checkpoint(self.run_dir))
         else:
             lengths = self._restore(newest, states)
         self._note_saved()
@@ -114,10 +113,10 @@ class Run:
                 for name in ("metrics", "rejects")
             )
 
-        self.workers.once(open_files)
+        self.group.once(open_files)
         opened.callback(self.background.close)
         opened.callback(self._is_closing.set)
-        with self.workers.raise_if_any_failed():
+        with self.group.raise_if_any_failed():
             for observer in self.observers:
                 try:
                     observer.begin(self, states.get(observer.name, {}))
@@ -130,7 +129,7 @@ class Run:
     def _restore(self, newest: int, states: dict[str, dict[str, np.ndarray]]) -> Mapping[str, int]:
         """Restores the checkpoint of a position, and ``states`` of the observers; returns the lengths of files."""
         part = self.state.sharding.part
-        with self.workers.raise_if_any_failed():
+        with self.group.raise_if_any_failed():
             arrays, state, parts = checkpoint.read_share(
                 self._checkpoints,
                 newest,
@@ -165,10 +164,10 @@ class Run:
         return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Returns, alike in all workers, whether a checkpoint is due by the first's clock, and whether to stop."""
+        """Agrees with the group: is a checkpoint due by the first one's clock, and is any member to stop?"""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
-        wishes = self.workers.gather_numbers(np.array([is_old, stops], np.int64))
+        wishes = self.group.gather_numbers(np.array([is_old, stops], np.int64))
         return bool(wishes[0, 0]), bool(wishes[:, 1].any())
 
     def save(self, is_due: bool = True) -> None:
@@ -195,29 +194,30 @@ class Run:
             for observer in self.observers
             for name, array in observer.checkpoint().items()
         }
-        # The first worker writes the state that all have.
-        copied = self._copies.copy(self._weight_layout(), weights, observed if self.workers.is_chief else {})
-        share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
+        # The first member writes the state that all have.
+        copied = self._copies.copy(self._weight_layout(), weights, observed if self.group.is_chief else {})
+        writer = self._writer(sum(array.nbytes for array in copied.values()))
         examples, keep = self.position.examples, self.config.checkpoint.keep
 
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()
-            checkpoint.save(self._checkpoints, examples, copied, content, keep, share)
+            checkpoint.save(self._checkpoints, examples, copied, content, keep, writer)
 
         self.background.submit(write)
         self._note_saved()
 
-    def _share_of_checkpoint(self, nbytes: int) -> Share | None:
-        if self.workers.size == 1:
-            return None
+    def _writer(self, nbytes: int) -> Writer:
+        if self.group.size == 1:
+            return ONLY_WRITER
         # A difference now would be in all later predictions.
-        self.workers.agree("state in what all workers have", self.state.digest())
-        total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
-        attempt = self.workers.once(lambda: checkpoint.begin(self._checkpoints, self.position.examples))
+        self.group.agree({"state in what all workers have": self.state.digest()})
+        total = int(self.group.gather_numbers(np.array([nbytes])).sum())
+        examples = self.position.examples
+        attempt = self.group.once(lambda: checkpoint.begin(self._checkpoints, examples, total))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
-        rank, size, patience = self.workers.rank, self.workers.size, self.workers.patience
-        return Share(rank, size, parts, total, patience, attempt, self._is_closing.is_set)
+        patience, is_leaving = self.group.patience, self._is_closing.is_set
+        return Writer(*self.group.deal, parts, patience, attempt, is_leaving)
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
@@ -231,7 +231,7 @@ class Run:
     def _rows_passed(self) -> dict[str, int]:
         return {name: self.position.of(name).rows for name in self._log_paths}
 
-    def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
+    def sidecar_hashes(self, until: int) -> dict[str, str]:
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
 
     # From batch to batch.
@@ -320,7 +320,7 @@ class Run:
         passed.read += len(batch.rows) + len(batch.rejects)
         passed.rejected += len(batch.rejects)
         for query in batch.large_queries if len(batch.rejects) else ():
-            if note_large_query(passed, query) and self.workers.is_chief:
+            if note_large_query(passed, query):
                 log.warning(
                     "%s: query_id %d, rows %d to %d of %s, has %d rows and is set aside: at most %d are allowed "
                     "(batch.max_query_rows)",
@@ -420,8 +420,8 @@ class Run:
     def weight_fault(self, predicts: bool) -> str | None:
         """Returns the fault of the weights in a few words, or None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        # The first worker has the shared state: other faults can only be in the parts.
-        faults = self.workers.gather_texts(first_broken(pieces) or "")
+        # The first member has the shared state: other faults can only be in the parts.
+        faults = self.group.gather_texts(first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:

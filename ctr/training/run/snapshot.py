@@ -21,17 +21,17 @@ from ctr.models.architecture import Architecture
 from ctr.models.click_model import rounded_weights
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import weight_shapes
-from ctr.models.rows import STATISTICS, TableLayout, check_table, number_count
+from ctr.models.rows import STATISTICS, TableLayout, number_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.experts.forward import Experts, make_experts, tables_of
 from ctr.training.experts.state import active_experts
-from ctr.training.ids.id_map import IdMap, restored_maps
+from ctr.training.ids.id_map import restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.position import Position
 from ctr.training.run.run import Run
-from ctr.training.state import dense_weights
+from ctr.training.state import check_shapes, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The largest key, which no id has: a search among keys always ends at a valid index."""
@@ -94,7 +94,7 @@ Exporter = Callable[[Snapshot], object]
 def take_snapshot(run: Run) -> Snapshot:
     """Takes the weights of a run in training, to be used before its next step.
 
-    All workers must call this; the first one gets all rows.
+    All members of a group must call this; the first one gets all rows.
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names
@@ -105,7 +105,7 @@ def take_snapshot(run: Run) -> Snapshot:
     experts, weights = _served_weights(layouts, config, compute_dtype, names, arrays)
     whole = state.tables.whole()
     map_ids = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    served = _served_tables(layouts, whole, map_ids if state.workers.is_chief else {})
+    served = _served_tables(layouts, whole, map_ids if state.group.is_chief else {})
     return Snapshot(
         run.run_dir, config, run.schema, compute_dtype, layouts, *served, experts, weights, run.progress()
     )
@@ -125,29 +125,21 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
         names = active_experts(
             make_experts(config.model, config.objective, compute_dtype, layouts), weights
         ).names
-        tables, id_maps = _trained_tables(layouts, config, weights)
-        map_ids = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
+        check_shapes(weights, config, layouts)
+        tables = [tf.Variable(weights[f"rows/{layout.name}"]) for layout in layouts]
+        map_ids = {}
+        for number, id_map in restored_maps(layouts, config.ids, weights).items():
+            if tables[number].shape[0] < id_map.rows:
+                raise ValueError(
+                    f"table {layouts[number].name} has the shape {tables[number].shape.as_list()}"
+                )
+            map_ids[number] = id_map.ids_by_row()
         experts, variables = _served_weights(layouts, config, compute_dtype, names, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
     layouts = tables_of(experts, layouts)
     served = _served_tables(layouts, tables, map_ids)
     return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, experts, variables, progress)
-
-
-def _trained_tables(
-    layouts: Sequence[TableLayout], config: TrainConfig, weights: Mapping[str, np.ndarray]
-) -> tuple[list[tf.Variable], dict[int, IdMap]]:
-    id_maps, tables = restored_maps(layouts, config.ids, weights), []
-    for number, layout in enumerate(layouts):
-        table, needed = weights[f"rows/{layout.name}"], layout.rows
-        if layout.growing:
-            needed = id_maps[number].rows
-        check_table(table, layout)
-        if len(table) < needed:
-            raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
-        tables.append(tf.Variable(table))
-    return tables, id_maps
 
 
 def _served_tables(
@@ -189,8 +181,6 @@ def _served_weights(
     shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))
     served = {name: tf.Variable(weights[name], name=name) for name in experts.served}
     for key, name in dense_weights({name: name for name in shapes}).items():
-        if weights[key].shape != shapes[name]:
-            raise ValueError(f"{name} has the shape {list(weights[key].shape)}, not {list(shapes[name])}")
         if not name.endswith("rank_head"):
             served[name] = tf.Variable(weights[key], name=name)
     if count := number_count(layouts):

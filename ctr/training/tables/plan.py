@@ -279,9 +279,7 @@ class BatchRows(NamedTuple):
 class BatchPlans:
     """Lookups of each of K batches of B rows (padded) in one table with S single- and M multivalent features."""
 
-    distinct: (
-        np.ndarray
-    )  # [D], rows, each once for a batch, batch after batch; keys of ids that have no rows yet
+    distinct: np.ndarray  # [D], rows of each batch, each once, or keys of ids that have no rows yet
     counts: np.ndarray  # int64 [K], how many of them each batch has
     single: np.ndarray  # int32 [K, B, S], positions in ``distinct``, from the batch's first one on
     values: np.ndarray  # int32 [K, V], such positions of the multivalent ids

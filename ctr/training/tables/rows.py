@@ -1,6 +1,6 @@
-"""Rows of embedding tables: all in this process, or for large tables divided over a group.
+"""Rows of embedding tables, wherever they lie: all in this process, or those of large tables dealt to a group.
 
-Member r of W holds the rows r, r + W, r + 2 W, ... of a divided table. Tables are identified by index.
+Tables go by their numbers.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from ctr.models.embeddings import sum_by_position
 from ctr.models.rows import TableLayout
-from ctr.workers.collectives import ALONE, Workers, gather_divided
+from ctr.workers.collectives import ALONE, Workers, gather_dealt
+from ctr.workers.parts import Deal
 from ctr.workers.row_variables import read_rows
 
 Plan = dict[str, tf.Tensor]
@@ -19,28 +20,24 @@ Curvature = tuple[tf.Tensor, ...]
 _PIECE = 65536
 
 
-class Rows:
-    """Rows of all tables of a run in a single process, which holds all of them."""
+class Local:
+    """Rows of all tables of a run that trains alone: all of them are here.
 
-    def __init__(self, owners: Sequence[Workers]) -> None:
-        """``owners`` are, for each table, the workers that hold a part of it each."""
-        self.owners = tuple(owners)
-        self.divided = tuple(group.size > 1 for group in owners)
+    Attributes:
+        groups: for each table the members to which its rows are dealt; of a table that is whole here, ``ALONE``.
+        dealt: for each table whether only a part of it is here.
+    """
 
-    def part(self, table: int) -> tuple[int, int]:
-        """Returns the index of this worker's part of a table, and the number of parts."""
-        return self.owners[table].rank, self.owners[table].size
+    def __init__(self, groups: Sequence[Workers]) -> None:
+        self.groups = tuple(groups)
+        self.dealt = tuple(group.size > 1 for group in groups)
 
-    def count(self, table: int, rows: int) -> int:
-        """Returns how many of the first ``rows`` rows of a table this worker holds."""
-        rank, size = self.part(table)
-        return len(range(rank, rows, size))
+    def deal(self, table: int) -> Deal:
+        return self.groups[table].deal
 
-    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects the rows of a table, int32 [N], that this worker holds: positions in ``rows``, rows in its part."""
-        rank, size = self.part(table)
-        positions = np.flatnonzero(rows % size == rank)
-        return positions, rows[positions] // size
+    def signature(self, table: int) -> dict[str, tf.TensorSpec]:
+        """Returns the types that a plan for a table has beside those of a ``TablePlan``."""
+        return {"asked": tf.TensorSpec([None, None], tf.int32)} if self.dealt[table] else {}
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Returns the rows for this worker's part of a batch, float32 [., C], and plans that refer to these rows.
@@ -52,7 +49,7 @@ class Rows:
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``fetch``'s rows over all workers; returns the sums for the rows held here.
+        """Sums gradients and curvatures of ``fetch``'s rows over the batch; returns the sums for the rows here.
 
         Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or empty.
         """
@@ -63,20 +60,20 @@ class Rows:
         return variable
 
 
-class DividedRows(Rows):
-    """Rows of tables over a group: its members hold a part of each large table, and all rows of the others."""
+class Divided(Local):
+    """The members of a group hold a part of each large table, and all rows of the others."""
 
-    def __init__(self, owners: Sequence[Workers], group: Workers) -> None:
-        super().__init__(owners)
+    def __init__(self, groups: Sequence[Workers], group: Workers) -> None:
+        super().__init__(groups)
         self._group = group
 
-    def _tables(self, count: int, divided: bool) -> list[int]:
-        return [table for table, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
+    def _tables(self, count: int, dealt: bool) -> list[int]:
+        return [table for table, is_dealt in enumerate(self.dealt[:count]) if is_dealt == dealt]
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Exchanges the rows of divided tables that members request; this one receives float32 [W * P, C]."""
         needed, views = list(held), list(plans)
-        tables = self._tables(len(plans), divided=True)
+        tables = self._tables(len(plans), dealt=True)
         sent = [tf.gather(held[table], plans[table]["asked"]) for table in tables]
         with tf.name_scope("exchange_rows"):
             received = self._group.exchange(sent)
@@ -91,7 +88,7 @@ class DividedRows(Rows):
         """Sends gradients of divided tables to the members that hold the rows, which add them in the order of ranks."""
         group = self._group
         packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
-        tables, mirrored = (self._tables(len(plans), divided) for divided in (True, False))
+        tables, mirrored = (self._tables(len(plans), dealt) for dealt in (True, False))
         of_others = [tf.reshape(packed[table], [group.size, -1, packed[table].shape[1]]) for table in tables]
         with tf.name_scope("exchange_gradients"):
             received = group.exchange(of_others)
@@ -109,26 +106,26 @@ class DividedRows(Rows):
         return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        if not self.divided[table]:
+        if not self.dealt[table]:
             return variable
 
         def read(part: slice) -> np.ndarray:
             return read_rows(variable, part.start, part.stop)
 
-        values = gather_divided(self._group, read, rows, _PIECE // self._group.size)
+        values = gather_dealt(self._group, read, rows, _PIECE // self._group.size)
         shape = [None if variable.shape[0] is None else len(values), variable.shape[1]]
         return tf.Variable(values, name=variable.name.partition(":")[0], shape=shape)
 
 
 def make_rows(
     layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
-) -> Rows:
-    """Divides the tables that may grow to ``from_bytes`` over a group of several members."""
-    owners = [
+) -> Local:
+    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
+    groups = [
         group if is_divided(layout, group.size, most, from_bytes) else ALONE
         for layout, most in zip(layouts, most_rows, strict=True)
     ]
-    return Rows(owners) if group.size == 1 else DividedRows(owners, group)
+    return Local(groups) if group.size == 1 else Divided(groups, group)
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:

@@ -3,9 +3,9 @@
 Ids that grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow
-                     begin_rows       initializes the rows of new ids
-    in it            gather           the rows that a batch needs, and the optimizer's state of them
-                     add_up           their gradients, summed over the workers
+                     begin_rows       rows that new ids have got begin anew
+    in it            gather           the rows that a batch needs, and what the optimizer keeps of them
+                     add_up           their gradients, summed over the whole batch
                      update           the optimizer's step
     between steps    grow, adopt, whole, variables, id_arrays, restore
 """
@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
     plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
     held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
     state: list[Any]  # the optimizer's state of these rows
-    # Float32 [., C], rows for this part of the batch: ``held``, or of a divided table, rows from all workers.
+    # Float32 [., C], rows for this part of the batch: ``held``, or more where rows lie elsewhere, too.
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
 
@@ -68,7 +68,7 @@ _NO_ROWS = np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.int64)
 
 
 class EmbeddingTables:
-    """Tables, maps of growing ids, and the optimizer of all rows, divided over the workers of a ``group``."""
+    """Tables, maps of growing ids, and the optimizer of all rows, which may lie on all members of a ``group``."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts = layouts
@@ -78,12 +78,12 @@ class EmbeddingTables:
         self.rows = make_rows(layouts, group, most, config.workers.divided_from_mb * 1e6)
         # Rows [R, C], float32.
         self.weights = [
-            create_table(layout, self._init_scale, self._seed, *self.rows.part(number))
+            create_table(layout, self._init_scale, self._seed, *self.rows.deal(number))
             for number, layout in enumerate(layouts)
         ]
-        self._counts = [layout.rows for layout in layouts]  # rows on all workers
+        self._counts = [layout.rows for layout in layouts]  # rows, wherever they lie
         self.id_maps = make_id_maps(layouts, config.ids, group)
-        self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
+        self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.groups)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
         # One call for all tables and their optimizer state: separate calls would cost as much each.
@@ -98,10 +98,9 @@ class EmbeddingTables:
         if has_few_shapes(config.batch.shapes):
             for number in self.id_maps:
                 self.grow(number, most[number])
-        self._first_counts = list(self._counts)
 
     def count(self, number: int) -> int:
-        """Returns the current number of rows of a table, over all workers."""
+        """Returns the current number of rows of a table, wherever they lie."""
         return self._counts[number]
 
     @property
@@ -132,11 +131,8 @@ class EmbeddingTables:
         by_table, begun = {}, []
         for (number, ids), id_map, indices in zip(pending.items(), maps, slots, strict=True):
             if learning:
-                learned = id_map.learn(
-                    ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, indices
-                )
-                by_table[number] = learned.rows
-                begun.append(_new_rows(number, ids, learned))
+                by_table[number], new = self.learn_batch(number, ids, time_us, indices)
+                begun.append(new)
             else:
                 by_table[number] = id_map.look_up(ids.features, ids.fingerprints, indices)
         return by_table, begun
@@ -161,10 +157,12 @@ class EmbeddingTables:
                 begun.append(_new_rows(number, ids, learned))
         return assigned, begun
 
-    def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
-        """Returns the rows of a batch's ids in one table, int32 [G], and newly assigned ones; see ``find_rows``."""
-        id_map = self.id_maps[number]
-        learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted)
+    def learn_batch(
+        self, number: int, ids: PendingIds, time_us: int, slots: np.ndarray | None = None
+    ) -> tuple[np.ndarray, NewRows]:
+        """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
+        of_ids = ids.features, ids.fingerprints, ids.counts
+        learned = self.id_maps[number].learn(*of_ids, time_us, ids.admitted, slots)
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
@@ -177,7 +175,7 @@ class EmbeddingTables:
             self.grow(number, size)
             parts = [entry[1:] for entry in new if entry.table == number] or [_NO_ROWS]
             all_rows, features, fingerprints = map(np.concatenate, zip(*parts, strict=True))
-            which, rows_here = self.rows.here(number, all_rows)
+            which, rows_here = self.rows.deal(number).here(all_rows)
             rows.append(rows_here)
             values.append(
                 new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
@@ -200,7 +198,7 @@ class EmbeddingTables:
 
     def grow(self, number: int, size: int) -> None:
         if size > self._counts[number]:
-            rows_here = self.rows.count(number, size)
+            rows_here = self.rows.deal(number).count(size)
             grow_rows(self.weights[number], rows_here)
             self.optimizer.grow(number, rows_here)
             self._counts[number] = size
@@ -216,13 +214,13 @@ class EmbeddingTables:
                 "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
                 "values": indices,
                 "segments": indices,
-                **({"asked": tf.TensorSpec([None, None], tf.int32)} if self.rows.divided[number] else {}),
+                **self.rows.signature(number),
             }
             for number, layout in enumerate(self.layouts[:count])
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads a batch's distinct rows, also from other members, and when learning the optimizer's state for them.
+        """Reads a batch's distinct rows, wherever they lie, and when learning the optimizer's state for them.
 
         If there are plans for the first tables alone, no other one is read or changed.
         """
@@ -251,35 +249,32 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of this worker's maps."""
+        """Returns the arrays of the maps."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
 
     def lengths(self) -> dict[str, int]:
-        """Returns the whole length of each array whose entries are dealt to the workers in turn."""
+        """Returns the whole length of each array whose entries may be dealt."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
-            if self.rows.divided[number]
+            if self.rows.dealt[number]
             for kind in ("rows", *self.optimizer.row_state)
         }
-        maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
+        maps = {number: id_map.entries() for number, id_map in self.id_maps.items()}
         return rows | named_arrays(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
-        for number, layout in enumerate(self.layouts):
-            part = parts.get(f"rows/{layout.name}")
-            is_divided = self.rows.divided[number]
-            whole = self._first_counts[number] if is_divided else row_count(self.weights[number])
-            self._counts[number] = whole if part is None else part.total
         for number, id_map in self.id_maps.items():
+            part = parts.get(f"rows/{self.layouts[number].name}")
+            self._counts[number] = row_count(self.weights[number]) if part is None else part.total
             lengths = {name: part.total for name, part in id_arrays(self.layouts[number], parts).items()}
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """Returns the tables with all rows in the first worker; all must call it. A whole one is not copied."""
+        """Returns the tables with all rows in the first member; all have to call it. A whole one is not copied."""
         return [
             self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
         ]

@@ -19,11 +19,9 @@ from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder
-from ctr.models.rows import check_table
 from ctr.training.compiled_step import fresh_state
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
-from ctr.training.experts.forward import dense_shapes
 from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.logs import Log
 from ctr.training.run import checkpoint
@@ -38,7 +36,7 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.position import Passed, Position
 from ctr.training.run.run import open_run
-from ctr.training.state import first_broken
+from ctr.training.state import check_shapes, first_broken
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.weights import Side, take_ramps, take_state
 
@@ -113,18 +111,11 @@ def warm_start(
 
 def _read_old(run_dir: Path) -> _Old:
     config, schema = read_run_model(run_dir)
-    layouts = config.table_layouts(schema)
-    shapes = dense_shapes(config.model, config.objective, layouts)
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     weights = checkpoint.weights_of(arrays)
     try:
         position = Position.from_json(state["position"])
-        for layout in layouts:
-            check_table(weights[f"rows/{layout.name}"], layout)
-        for index, shape in enumerate(shapes.values()):
-            stored = weights[name := f"dense/{index:03d}"].shape
-            if stored != shape:
-                raise ValueError(f"{name} has the shape {list(stored)}, not {list(shape)}")
+        check_shapes(weights, config, config.table_layouts(schema))
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _mismatch(run_dir, error) from None

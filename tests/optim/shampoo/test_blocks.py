@@ -46,8 +46,8 @@ def test_every_element_is_in_one_block_and_comes_back_to_its_place(tensors, bloc
         for axis, size in enumerate(stack.block):
             assert size <= block_size if axis in stack.axes else size > longest
         # What it says of who owns a block is so.
-        for owner, block in zip(stack.owners, stacked.numpy(), strict=True):
-            assert np.isin(block, whole[owner].numpy()).all()
+        for index, block in zip(stack.tensors, stacked.numpy(), strict=True):
+            assert np.isin(block, whole[index].numpy()).all()
     split = [index for index, tensor in enumerate(layout.tensors) if tensor.axes]
     inside = np.concatenate([np.zeros(0), *(np.ravel(b) for b in blocks)])
     expected = np.concatenate([np.zeros(0), *(np.ravel(whole[index]) for index in split)])
@@ -90,7 +90,7 @@ def test_what_is_preconditioned_along_which_sides(shape, changed, blocks):
 def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
     # A long side that stays whole makes another exponent of the same shape.
     stacks = of((9, 3), (3, 3), block_size=3, blocking={"max_dimension": 8}).stacks
-    assert [(stack.block, stack.axes, stack.owners) for stack in stacks] == [
+    assert [(stack.block, stack.axes, stack.tensors) for stack in stacks] == [
         ((9, 3), (1,), (0,)),
         ((3, 3), (0, 1), (1,)),
     ]

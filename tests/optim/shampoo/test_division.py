@@ -25,7 +25,7 @@ def test_tables_and_their_factors_stay_whole():
             assert division.take(tensors)[index] is tensors[index]
             assert division.local.table_factors[index] == layout.table_factors[index]
         *stacks, twos, threes = division.local.factors
-        assert [(factor.count, factor.owners, factor.numbers) for factor in (twos, threes)] == [
+        assert [(factor.count, factor.tensors, factor.numbers) for factor in (twos, threes)] == [
             (1, (1,), (0,)),
             (2, (2, 3), (0, 1)),
         ]

@@ -15,7 +15,7 @@ def test_a_report_by_hand():
         [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
         tables=[3],
     )
-    assert core.layout.owners.tolist() == [0, 0, 0, 0, 2, 2, 3]
+    assert core.layout.matrix_tensors.tolist() == [0, 0, 0, 0, 2, 2, 3]
     assert not any(value for name, value in core.report().items() if name != "layers")
     assert core.spectra() == {}
     core.step.assign(100)

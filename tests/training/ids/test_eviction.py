@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.training.ids.eviction import DecayClock, lowest, lowest_of_all
-from ctr.workers.parts import rows_of
+from ctr.workers.parts import Deal
 from thread_group import Threads
 
 
@@ -34,7 +34,7 @@ def test_the_lowest_of_all_workers_are_those_of_one_array():
         for values, count in itertools.product(drawn, (0, 1, 100, 199, 200, 500)):
 
             def found(group, values=values, count=count, size=size):
-                own = rows_of(group.rank, size, len(values)).rows
+                own = Deal(group.rank, size).part(len(values)).rows
                 return own[lowest_of_all(values[own], count, own, group)]
 
             expected = lowest(values, min(count, len(values)))

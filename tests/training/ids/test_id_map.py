@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig
-from ctr.training.ids.id_map import DIVIDED_ARRAYS, GrowingFeature, IdMap
-from ctr.workers.parts import reshard, rows_of
+from ctr.training.ids.id_map import DEALT_ARRAYS, GrowingFeature, IdMap
+from ctr.workers.parts import Deal, reshard
 from slow_id_map import SlowIdMap
 from thread_group import Threads
 
@@ -68,10 +68,10 @@ class DividedMap:
         whole = dict(parts[0])
         for name, length in self.entries().items():
             whole[name] = reshard(
-                [(rows_of(rank, self.size, length), part[name]) for rank, part in enumerate(parts)]
+                [(Deal(rank, self.size).part(length), part[name]) for rank, part in enumerate(parts)]
             )
         for part in parts:
-            for name in whole.keys() - set(DIVIDED_ARRAYS):
+            for name in whole.keys() - set(DEALT_ARRAYS):
                 np.testing.assert_array_equal(part[name], whole[name])
         return whole
 
@@ -79,11 +79,11 @@ class DividedMap:
         """The maps of another number of workers that go on where these stand, as after a resume."""
         saved, other = self.to_arrays(), DividedMap(size, *self.arguments)
         self.threads.close()
-        entries = {name: len(array) for name, array in saved.items() if name in DIVIDED_ARRAYS}
+        entries = {name: len(array) for name, array in saved.items() if name in DEALT_ARRAYS}
 
         def restore(one):
             own = {
-                name: saved[name][rows_of(one.group.rank, size, length).rows]
+                name: saved[name][Deal(one.group.rank, size).part(length).rows]
                 for name, length in entries.items()
             }
             one.restore(saved | own, entries)

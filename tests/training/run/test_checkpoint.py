@@ -13,17 +13,16 @@ import pytest
 from ctr.io.errors import InputError, PassingError
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import (
-    Share,
     clean_up,
     newest_position,
     newest_sound,
     read,
     read_share,
     save,
-    write_part,
 )
+from ctr.training.run.part_files import Writer
 from ctr.training.run.position import Passed, Position
-from ctr.workers.parts import rows_of
+from ctr.workers.parts import Deal
 from fault_points import flip, watching
 
 ARRAYS = {
@@ -221,16 +220,16 @@ def test_one_that_a_run_that_goes_on_deletes_while_it_is_read(tmp_path, monkeypa
 
 def write_parts(folder, position, size, ranks=None, patience=5.0) -> None:
     """What ``size`` workers write, all but the first one at the same time in threads of their own."""
-    checkpoint.begin(folder, position)
+    checkpoint.begin(folder, position, 1000)
     whole = arrays_at(position)
 
     def write(rank: int) -> None:
-        part = rows_of(rank, size, 11)
+        part = Deal(rank, size).part(11)
         arrays = {"weights|rows/a": whole["weights|rows/a"][part.rows]}
         if not rank:
             arrays |= {name: array for name, array in whole.items() if name not in arrays}
-        share = Share(rank, size, {"weights|rows/a": part}, 1000, patience)
-        checkpoint.save(folder, position, arrays, {"position": position, "parts": ["x"]}, 2, share=share)
+        writer = Writer(rank, size, {"weights|rows/a": part}, patience)
+        checkpoint.save(folder, position, arrays, {"position": position, "parts": ["x"]}, 2, writer)
 
     others = [rank for rank in range(1, size) if ranks is None or rank in ranks]
     threads = [threading.Thread(target=write, args=(rank,)) for rank in others]
@@ -257,7 +256,7 @@ def test_it_is_read_by_one_process_and_by_any_number_of_workers(tmp_path, size):
         for rank in range(others):
 
             def wanted(name, total, rank=rank, others=others):
-                return rows_of(rank, others, total) if name == "weights|rows/a" else None
+                return Deal(rank, others).part(total) if name == "weights|rows/a" else None
 
             arrays, state, parts = read_share(tmp_path, 5, wanted)
             assert state["position"] == 5
@@ -290,8 +289,8 @@ def test_the_first_worker_may_take_the_folder_as_soon_as_a_part_is_noted(tmp_pat
             Path(target).parent.rename(tmp_path / "final")
         return Path(target)
 
-    (tmp_path / "partial").mkdir()
+    checkpoint.begin(tmp_path, 5, 24)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", taken_at_once)
-        write_part(tmp_path / "partial", {"a": np.arange(3)}, Share(1, 2, {}, 24, 1.0))
+        save(tmp_path, 5, {"a": np.arange(3)}, {}, 2, Writer(1, 2))
     assert {path.name for path in (tmp_path / "final").iterdir()} == {"arrays-1.npz", "part-1.json"}
