@@ -299,7 +299,7 @@ class Session:
             if not self._waiting():
                 break
         if number := run.group.gather_numbers(np.array([signal_number(stop())])).max():
-            self.interrupt(signal_name(number))
+            self.interrupt(Signals(number).name)
         fault = check_weights(run, self.step)
         failure = learning_failure(run, fault)
         if run.position.window_examples:
