@@ -5,7 +5,7 @@
 A root as a worker thread computes it, by LAPACK's eigendecomposition with its certificate; and the product of a block
 [d, d] with a root, one of many in a batched product, as preconditioning and statistics consist of them. One thread;
 of each the shortest time, since others may share the machine. The fit a d^3 + b d^2 + c minimizes relative errors, with
-no negative constant. The constants of ctr/optim/shampoo/assignment.py come from here.
+no negative constant. The constants of ctr/optim/shampoo/placement.py come from here.
 """
 
 from collections.abc import Sequence

@@ -17,11 +17,10 @@ import tensorflow as tf
 from reference import dense_shapes, reference_layers
 from runner import main
 
-from ctr.optim.shampoo.assignment import balanced, block_cost
 from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.placement import Mesh, ranks_of
+from ctr.optim.shampoo.placement import Mesh, balanced, block_cost, ranks_of
 
 FLOAT = 4
 MEGA = 1e6

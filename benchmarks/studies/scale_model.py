@@ -3,7 +3,7 @@
 A step of a worker is the sum of its parts. Nothing but reading overlaps, so it takes at most that long:
 
     compute      fixed + examples x flops / rate; the fixed part does not shrink with the batch; both are measured
-    shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/shampoo/assignment.py
+    shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/shampoo/placement.py
     dense        all gradients of the dense weights, float32, all-reduced
     rows         two all-to-alls: rows from their owners, and the gradients of rows back
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
@@ -42,10 +42,9 @@ from reference import REFERENCE, ZIPF, Size, dense_shapes
 from runner import main
 from scipy.special import zeta
 
-from ctr.optim.shampoo.assignment import block_cost
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.placement import owners_of
+from ctr.optim.shampoo.placement import block_cost, owners_of
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo import assignment
-from ctr.optim.shampoo.assignment import balanced, block_cost
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.placement import Mesh, ranks_of
+from ctr.optim.shampoo.placement import Mesh, balanced, block_cost, ranks_of
 from thread_group import together
 
 
