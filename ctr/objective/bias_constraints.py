@@ -8,10 +8,8 @@ the weighted mean of y - p over S_k is alpha3 lambda_k. Serving uses no lambda.
 
 A family of slices is the product of its axes: features, computed with NumPy while reading (``feature_slices``), and the
 bucket of the estimated CTR, computed in the graph (``slice_index``). Slices are numbered
-
-    k = ((axis_1 * size_2 + axis_2) * ... ) * buckets + bucket
-
-features in alphabetical order, values in the order of the configuration, -1 for no slice.
+``((axis_1 * size_2 + axis_2) * ...) * buckets + bucket``, features in alphabetical order, values in the order of the
+configuration, -1 for no slice.
 """
 
 import math

@@ -87,8 +87,7 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, group: Workers = A
     """Averages the squared correlation of the logits of two components in the batch over all pairs: in [0, 1] (FF 5).
 
     De-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push components apart. Constant
-    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B]. The
-    batch has the rows of the whole ``group``.
+    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B], of the group's rows.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))

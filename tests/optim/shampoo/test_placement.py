@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
-from ctr.optim.shampoo import assignment
+from ctr.optim.shampoo import placement
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
@@ -18,8 +18,8 @@ from thread_group import together
 
 
 def test_the_model_of_costs_by_hand(monkeypatch):
-    monkeypatch.setattr(assignment, "ROOT", (2.0, 3.0, 5.0))
-    monkeypatch.setattr(assignment, "PRODUCT", (0.5, 0.25, 7.0))
+    monkeypatch.setattr(placement, "ROOT", (2.0, 3.0, 5.0))
+    monkeypatch.setattr(placement, "PRODUCT", (0.5, 0.25, 7.0))
     roots = (2 * 1000 + 3 * 100 + 5) + (2 * 64 + 3 * 16 + 5)
     products = (40 * (0.5 * 10 + 0.25) + 7) + (40 * (0.5 * 4 + 0.25) + 7)
     options = ShampooOptions(statistics={"frequency": 10}, precondition_frequency=50)
