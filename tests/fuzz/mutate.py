@@ -6,6 +6,7 @@ Random bytes are refused at the first glance; what is nearly right gets further.
 import io
 import json
 import random
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -35,39 +36,48 @@ MAX_BYTES = 1 << 16
 
 
 def _bytes(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """A bit flipped, some bytes lost, repeated or overwritten, and the end of another file."""
     data = bytearray(content)
     place = source.randrange(len(data) + 1)
-    match source.randrange(6):
+    match source.randrange(8):
         case 0 if data:
             data[min(place, len(data) - 1)] ^= 1 << source.randrange(8)
-        case 1:
-            del data[place : place + source.choice((1, 40, len(data)))]
+        case 1 if data:
+            data[min(place, len(data) - 1)] = source.randrange(256)
         case 2:
-            data[place:place] = data[place : place + source.randrange(1, 200)] * source.randrange(1, 4)
+            del data[place : place + source.choice((1, 40, len(data)))]
         case 3:
+            data[place:place] = data[place : place + source.randrange(1, 200)] * source.randrange(1, 4)
+        case 4:
             other = source.choice(others)
             data[place:] = other[source.randrange(len(other) + 1) :]
-        case 4:
-            number = source.choice((2**64 - 1, 2**63, 2**31, 2**15, 0))
-            data[place : place + 8] = number.to_bytes(8, "little")
+        case 5:
+            form, number = source.choice(
+                (("<Q", 2**64 - 1), ("<Q", 2**63), ("<I", 2**31), (">I", 2**31 - 1), ("<H", 2**15), ("<I", 0))
+            )
+            data[place : place + struct.calcsize(form)] = struct.pack(form, number)
+        case 6:
+            data[place:place] = source.choice(WORDS)
         case _:
-            data[place : place + source.choice((0, 1, 12))] = source.choice(WORDS)
+            data[place : place + source.randrange(1, 12)] = source.choice(WORDS)
     return bytes(data)
 
 
 def _text(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    """Lines and tokens repeated, lost and replaced."""
+    """Lines and tokens moved, repeated, lost and replaced."""
     separator = source.choice((b"\n", b"\n", b",", b"\t", b" ", b":", b'"'))
     parts = content.split(separator)
-    place = source.randrange(len(parts))
-    match source.randrange(4):
+    place, other = source.randrange(len(parts)), source.randrange(len(parts))
+    match source.randrange(6):
         case 0:
             parts[place] = source.choice(WORDS)
         case 1:
             del parts[place]
         case 2:
+            parts.insert(place, parts[other])
+        case 3:
             parts.insert(place, source.choice(source.choice(others).split(separator)))
+        case 4:
+            parts[place], parts[other] = parts[other], parts[place]
         case _:
             parts[place] = parts[place] * source.choice((2, 3, 50))
     return separator.join(parts)
@@ -120,7 +130,13 @@ def _changed(source: random.Random, tree: Any) -> Any:
 
 
 def _json(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
-    return json.dumps(_changed(source, json.loads(content))).encode("utf-8", "surrogatepass")
+    tree = _changed(source, json.loads(content))
+    text = json.dumps(tree)
+    if source.random() < 0.1 and isinstance(tree, dict) and tree:
+        # A key that stands twice.
+        key, value = source.choice(list(tree)), source.choice(LEAVES)
+        text = f"{{{json.dumps(key)}: {json.dumps(value)}, {text[1:]}"
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _yaml(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
@@ -148,22 +164,42 @@ TYPES = (
     *(pa.list_(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.int32())), pa.list_(pa.string(), 2)),
     pa.map_(pa.string(), pa.int64()),
 )
+VALUES = (
+    *(None, 0, 1, -1, 2**62, -(2**63), 0.5, float("nan"), float("inf"), "", "x", b"\xff", True),
+    *([], [1], [None], ["a"]),
+)
+
+
+def _column(source: random.Random, kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_map(kind):
+        # Arrow ends the process for other values.
+        return pa.array([[("a", 1)]] * rows, kind)
+    values = []
+    for _ in range(rows):
+        value = source.choice(VALUES)
+        try:
+            pa.array([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            value = None
+        values.append(value)
+    return pa.array(values, kind)
 
 
 def _change_table(source: random.Random, table: pa.Table) -> pa.Table:
-    """A column of another type, missing, or there twice; rows repeated and lost."""
     place, rows = source.randrange(table.num_columns), table.num_rows
     name, column = table.column_names[place], table.column(place)
-    match source.randrange(5):
+    match source.randrange(6):
         case 0 | 1:
             kind = source.choice(TYPES)
             try:
                 return table.set_column(place, name, column.cast(kind))
             except (pa.ArrowException, ValueError):
-                return table.set_column(place, name, pa.nulls(rows, kind))
+                return table.set_column(place, name, _column(source, kind, rows))
         case 2:
-            return table.remove_column(place)
+            return table.set_column(place, name, _column(source, column.type, rows))
         case 3:
+            return table.remove_column(place)
+        case 4:
             return table.append_column(source.choice([*table.column_names, "", "a.b", "\0"]), column)
         case _:
             count = source.choice((0, 1, 5, 300)) if rows else 0
