@@ -34,7 +34,7 @@ from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 
 _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
-"""Rows of a scratch table, or more where so many bytes hold them; a call ends before batches that need more."""
+"""Rows of a scratch table, or more if these bytes hold more; a call ends before batches that need more rows."""
 
 _Tensors = dict[str, tf.Tensor]
 _Arguments = Any
@@ -201,7 +201,7 @@ class ScratchTables:
             self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
 
     def have_room(self, counts: np.ndarray) -> bool:
-        """Returns whether so many rows of each table fit."""
+        """Returns whether this many rows of each table fit."""
         return bool((counts <= self.rows).all())
 
     def take(self, plans: Sequence[_Tensors]) -> None:

@@ -166,7 +166,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
+        """Sets all variables and maps, ``parts`` of divided maps. Raises ValueError: names or shapes differ."""
         names = self.leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")

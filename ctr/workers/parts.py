@@ -62,7 +62,7 @@ class Sharding:
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
-    """Returns the rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
+    """Returns the rows of a table that a worker holds: every ``size``-th one, so that new rows also spread evenly."""
     return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 

@@ -21,8 +21,8 @@ class RowSetup(NamedTuple):
         rates: float32 [C], the learning rates of the columns.
         initial_accumulators: float32 [C], the initial values of AdaGrad's sums of squares.
         copies: number of embeddings in a row, each with a linear weight behind it.
-        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: the workers that each hold a part of a table's rows, ``ALONE`` for a whole table; None: all are whole.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for all touched rows; None if unlimited.
+        owners: the workers that each hold a part of a table's rows, ``ALONE`` for a whole table; None if all are whole.
     """
 
     rates: Sequence[np.ndarray]

@@ -321,7 +321,7 @@ class IdMap:
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
         of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
-        # Of ids with equal values, the ones with the lowest slots are evicted, on any worker.
+        # Among ids with equal values, the ones with the lowest slots are evicted, on any worker.
         slots = indices * self.group.size + self.group.rank
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 

@@ -62,7 +62,7 @@ class Observer:
     """Watches one run, without changing its results; a hook that is not overridden does nothing.
 
     Hooks are called in the order of the run's observers: what one writes into a line or a summary, later ones see.
-    Of several workers the first one has all observers, the others those with ``on_all_workers``.
+    With several workers, the first has all observers, the others those with ``on_all_workers``.
 
     Attributes:
         name: prefix of the arrays of ``checkpoint`` in the run's checkpoints.

@@ -46,7 +46,7 @@ ValueT = TypeVar("ValueT")
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 WEIGHTS = "weights|"
-"""Before the names of a state's arrays; the others are of metrics."""
+"""Prefix of the names of a state's arrays; the other arrays belong to metrics."""
 ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _DAMAGED = ".damaged"

@@ -279,7 +279,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """Returns the tables with all rows in the first worker; all must call it. A whole one is not copied."""
+        """Returns the tables with all rows in the first worker; all must call it. Does not copy undivided tables."""
         return [
             self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
         ]
