@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return shell_complete(make_commands(), {}, "ctr", _COMPLETE, os.environ[_COMPLETE])
     if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:], "--help"]
-    # Needed before the options are parsed: usage errors have this form, too.
+    # Needed before the options are parsed: usage errors also have this form.
     is_lines = f"--log-format={JSON}" in arguments or ("--log-format", JSON) in itertools.pairwise(arguments)
     context = None
     with log_format(JSON if is_lines else TEXT):

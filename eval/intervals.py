@@ -188,7 +188,7 @@ def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
     """Degrees of freedom [...] of a variance, from the share of it that each bucket has [K, ...]."""
     most = np.maximum(buckets - 1, 0)
     excess = np.square(shares).sum(axis=0) - 1 / np.maximum(buckets, 1)
-    # Equal buckets have no excess, but for rounding; it is undefined if no bucket varies.
+    # Equal buckets have no excess, except for rounding; it is undefined if no bucket varies.
     degrees = ratio(np.full(excess.shape, 2.0), np.maximum(excess, 1e-12))
     degrees = np.where(np.isfinite(degrees), degrees, most)
     # Simple shares give whole numbers, which rounding must not push below themselves.

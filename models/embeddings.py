@@ -307,7 +307,7 @@ def initial_rows(
 
     They depend neither on the slot of an id, nor on the table's size, nor on other ids. Each
     is the sum of the four 16-bit parts of 64 random bits, less its mean and scaled: nearly normal (kurtosis 2.7, no
-    value beyond 3.5 deviations). All of it is integer arithmetic but for the scaling, one product in float32; so the
+    value beyond 3.5 deviations). All of it is integer arithmetic except the scaling, one product in float32; so the
     bits are the same on every machine.
 
     Args:

@@ -15,7 +15,7 @@ class RowCurvature(NamedTuple):
     """Curvature of the U distinct rows of a batch in one table.
 
     Attributes:
-        curvature: float32 [U], the second derivative of the loss by the row's linear weight.
+        curvature: float32 [U], the second derivative of the loss with respect to the row's linear weight.
         groups: int32 [U], the index of the row's feature in ``TableLayout.features``; -1 for padding.
     """
 
@@ -34,7 +34,7 @@ def row_curvatures(
     Args:
         plans: for each table ``distinct``, ``single``, ``values`` and ``segments`` of
             ``ctr.training.tables.plan.TablePlan``, tensors.
-        bends: for each table float32 [B], the curvature of the loss by the logit of each batch row, 0 for padding; and
+        bends: for each table float32 [B], the curvature of the loss in the logit of each batch row, 0 for padding; and
             float32 [B], the same for an id that all rows of a query have.
         query: int32 [B], the number of each row's query.
     """

@@ -44,7 +44,7 @@ class RowGradient(NamedTuple):
         values: [U, C], these rows before the step.
         state: their state, by ``RowRule.read``.
         gradient: [U, C], summed over the batch.
-        curvature: float32 [U], of the logistic loss by each row's linear weight; if the optimizer needs it.
+        curvature: float32 [U], of the logistic loss in each row's linear weight, if the optimizer needs it; or None.
         groups: int32 [U], the number of each row's feature in its table, -1 for padding; with ``curvature``.
     """
 

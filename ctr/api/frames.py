@@ -189,7 +189,7 @@ def _require(where: str, wanted: Sequence[str], present: Sequence[str]) -> None:
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Returns the code of each row's value, int64 [N], and the values by code; null has a code, too."""
+    """Returns the code of each row's value, int64 [N], and the values by code; null also has a code."""
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     return coded.indices.cast(pa.int64()).to_numpy(), coded.dictionary.to_pylist()
 

@@ -36,7 +36,7 @@ class Batch:
     last: Sequence[int] | None = None
     is_new: bool = True  # they are scored for the first time, which makes the predictions of record
     has_labels: bool = True  # they are learned from
-    # By the number of a constraint log, from 1 on: its rows that are learned together with these.
+    # For each constraint log, by number from 1 on, its rows that are learned together with these.
     others: Mapping[int, "Batch"] = field(default_factory=dict)
 
     @property

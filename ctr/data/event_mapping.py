@@ -1,4 +1,4 @@
-"""Mapping file of events, described in docs/howto/events.md: converts raw impressions and clicks to a log."""
+"""The mapping file of events, which converts impressions and clicks to a log; docs/howto/events.md describes it."""
 
 import re
 from pathlib import Path

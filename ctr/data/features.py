@@ -178,7 +178,7 @@ class StepBuckets(StrictModel):
 class Number(FeatureBase):
     """A number, bucketed by one of ``boundaries``, ``log`` and ``step``, or passed to the network with ``as: value``.
 
-    Of buckets, id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
+    In buckets, id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
     Boundaries and values are compared as float32.
 
     Attributes:

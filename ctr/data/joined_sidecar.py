@@ -71,7 +71,7 @@ class JoinedSidecar:
         self._types: dict[str, np.dtype] = {}
         needed = bisect_right(self._manifests, begin, key=lambda manifest: manifest.end)
         published = [number for number in range(needed, len(self._manifests)) if self._is_published(number)]
-        # Earlier partitions show the types, too.
+        # Earlier partitions also show the types.
         published = published or [*islice(filter(self._is_published, reversed(range(needed))), 1)]
         if not published:
             beside = ", ".join(list_sidecars(log)) or "none"

@@ -75,7 +75,7 @@ class DelimitedInput(StrictModel):
 
 
 class JsonlInput(StrictModel):
-    """One JSON object a line.
+    """One JSON object per line.
 
     Attributes:
         type: the format of the files.

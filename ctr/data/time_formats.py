@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"%.|\s+|[^%\s]+|%", re.DOTALL)
 _WIDTHS = {"Y": "4", "G": "4", "j": "3", "f": "1,6", "u": "1", "w": "1"} | dict.fromkeys("mdHIMSyUWV", "2")
 # Formats of these alone pandas reads as Python does.
 _QUICK = frozenset("aAbBdHImMpSyY%")
-_NOT_QUICK = re.compile(r"6[01]|^-")  # but for texts with the second 60 or 61, or a year before 0
+_NOT_QUICK = re.compile(r"6[01]|^-")  # except for texts with the second 60 or 61, or a year before 0
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def of_another_version(file: object) -> InputError:
 def one_line(error: BaseException) -> str:
     """Formats an error on one line, without control characters, because it may contain values of files.
 
-    For a file that the system refused: its name and the reason. For an error without a message: its type.
+    Returns the file name and the reason if the system refused a file, and the type of an error without a message.
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:

@@ -34,7 +34,7 @@ class JsonLines(io.TextIOBase):
         }
         if exit_status is not None:
             content["exit_status"] = exit_status
-        # In one piece: other threads write, too.
+        # In one piece, because other threads also write.
         self._stream.write(json.dumps(content) + "\n")
         self._stream.flush()
 

@@ -38,7 +38,7 @@ def stop_signals() -> Iterator[Stop]:
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(signal.Signals(number).name)
-        # By the kernel: also amid a step, which Python would wait for.
+        # By the kernel, also during a step, for whose end Python would wait.
         for sig in _SIGNALS:
             signal.signal(sig, signal.SIG_DFL)
 

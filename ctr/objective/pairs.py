@@ -4,7 +4,7 @@ A query with C clicked and N other rows has n = C N pairs, numbered row by row o
 
     pair m:   clicked row m // N,   other row m % N
 
-Of a query with n > ``max_pairs`` = K a systematic sample is taken: pairs (k n + S) // K for k in 0..K-1, with S
+A query with n > ``max_pairs`` = K gets a systematic sample: the pairs (k n + S) // K for k in 0..K-1, with S
 uniform in 0..n-1 from a hash of the query_id. With weights n / K the sample's sum has the sum over all pairs as its
 mean, and each clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the
 order of rows, a sampled query's rows are first put in the order of a hash of their example_id; and so that it meets

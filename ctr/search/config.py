@@ -94,5 +94,5 @@ def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig,
 
 
 def check_search_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of a search."""
+    """Raises InputError if a directory is not empty and was not written by ``ctr search``."""
     check_output_folder(out, "a search of ctr search", lambda folder: (folder / SEARCH_FILE).is_file())

@@ -46,7 +46,7 @@ def counted(log: Path, purpose: str) -> Measure:
 class Prefix:
     """First rows of a training log, within the time range."""
 
-    end_us: int | None  # the first query time, in microseconds, that is not in it; None: it is everything
+    end_us: int | None  # the first query time, in microseconds, after it; None: it has all rows
     rows: int
 
     @property

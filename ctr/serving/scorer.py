@@ -24,8 +24,8 @@ class Scorer:
 
     Attributes:
         metadata: the content of ctr.json.
-        schema: the features of the logs that it learned from.
-        labels: the further labels whose probabilities the model predicts, too.
+        schema: the features of the logs that the model learned from.
+        labels: the further labels whose probabilities the model also predicts.
         factorized: whether the model has ``quality``, ``ui`` and ``combine``.
 
     Raises:

@@ -114,7 +114,7 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
     experts, weights = snapshot.experts, snapshot.served_weights
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
-    # Of all columns, so that one has the same name and type in every function.
+    # For all columns together, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:

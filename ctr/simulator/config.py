@@ -170,7 +170,7 @@ def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
 
 
 def check_events_folder(folder: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of raw events of the simulator."""
+    """Raises InputError if a directory is not empty and does not hold raw events of the simulator."""
     check_output_folder(folder, "events of ctr simulate", lambda path: (path / EVENTS_FILE).is_file())
 
 

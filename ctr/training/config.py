@@ -80,7 +80,7 @@ class BatchConfig(StrictModel):
         return {"growth": None, **settings} if "rows" in settings else settings
 
     def most_fused(self, rows: int) -> int:
-        """Returns the maximum number of batches of so many padded rows in a call."""
+        """Returns the maximum number of batches of this many padded rows in a call."""
         return max(1, min(self.steps_per_execution, _FUSED_TOGETHER // rows))
 
     def sizes(self, origin: int = 0) -> "BatchSize":
@@ -170,7 +170,7 @@ class DenseOptimizerConfig(StrictModel):
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
-        preconditioned_from_rows: Shampoo begins with the first batch that may have so many rows (``batch``): before it
+        preconditioned_from_rows: Shampoo begins with the first batch that may have this many rows: until then
             dense weights use ``shampoo.grafting`` alone, AdaGrad by default, and its steps count from there on.
             Where batches stay smaller it never begins, and costs nothing. 1: with the first batch. Null: never.
         shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
@@ -207,7 +207,7 @@ class MetricsConfig(StrictModel):
         slices: single-valued features of the log; calibration is reported for each of their ids. Those of
             ``query_size`` are always reported, where the model has it.
         importance_rows: the number of rows that are scored to measure the importance of features, the increase of the
-            logloss without a feature (``ctr.training.observers.importance``): at most so many, at most a quarter of
+            logloss without a feature (``ctr.training.observers.importance``): at most this number, a quarter of
             the log, and fewer where it has more than 32 features. They are scored before they are learned from, at
             eight positions of the second half, and once more for each feature; a run that follows a log measures none.
             It changes no other result. 0: it is not measured. In experiments and searches the default is 0.
@@ -223,7 +223,7 @@ class CheckpointConfig(StrictModel):
 
     Attributes:
         every_examples: examples between two checkpoints.
-        every_minutes: a checkpoint is also written after so many minutes without one. It changes no result. Null: by
+        every_minutes: a checkpoint is also written after this many minutes without one. It changes no result. Null: by
             examples alone.
         keep: number of checkpoints to keep on disk, the newest ones.
     """

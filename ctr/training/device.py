@@ -37,7 +37,7 @@ _VARIABLES = (
 )
 
 _device: str | None = None
-"""The last argument of ``use_device``: TensorFlow's devices are global in the process, too."""
+"""The last argument of ``use_device``: TensorFlow's devices are also global in the process."""
 _chip: str | None = None
 """TensorFlow's name of the chip of a TPU that makes the steps; None: it places them by itself."""
 

@@ -88,7 +88,7 @@ def make_fused_feed(
     ids: IdsConfig,
     make_feed: Callable[[Batch, Layouts], Feed],
 ) -> FusedFeed:
-    """Makes the feed of K batches of one shape of ``shapes``, a function of the tables."""
+    """Makes the feed of K batches of the same shape; ``shapes`` returns the allowed shapes for the tables."""
     shape = shape_of(batches[0], layouts, shapes(layouts))
     assert shape is not None
     rows = join_rows([batch.rows for batch in batches])
@@ -124,7 +124,7 @@ def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
     values = [
         sum(len(rows.multivalent[feature.source][0]) for feature in layout.multivalent) for layout in layouts
     ]
-    # Shapes have room for all ids that so many rows and values can have.
+    # Shapes have room for all ids that this many rows and values can have.
     sizes = Shape(len(rows), 0, tuple(TableSizes(0, count) for count in values))
     return fit_shape(shapes, sizes) if len(rows) else None
 
@@ -134,7 +134,7 @@ def in_groups(
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
     """Groups consecutive batches of one shape; one without a shape stays alone.
 
-    ``most``: the maximum number of batches of so many padded rows in a group.
+    ``most``: the maximum number of batches of this many padded rows in a group.
     """
     for shape, group in groupby(batches, itemgetter(1)):
         while together := [batch for batch, _ in islice(group, most(shape.rows) if shape else 1)]:

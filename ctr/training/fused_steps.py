@@ -35,7 +35,7 @@ from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 
 _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
-"""Rows of a scratch table, or more where so many bytes hold them; a call ends before batches that need more."""
+"""Rows of a scratch table, or more if these bytes hold more; a call ends before batches that need more rows."""
 
 _Tensors = dict[str, tf.Tensor]
 _Arguments = Any

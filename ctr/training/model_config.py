@@ -22,9 +22,9 @@ from ctr.training.experts.names import ExpertName, check_experts, reads_embeddin
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16
 _WIDTHS = ((4, 2), (16, 4), (128, 8))
-"""Up to so many ids, which width."""
+"""Maximum number of ids for each width."""
 _MOST_WEIGHTS = 2**36
-"""Of all embedding tables: 256 GiB of float32, and the accumulators take as much again."""
+"""Limit for all embedding tables together: 256 GiB of float32; the accumulators take the same again."""
 
 
 class CrossConfig(StrictModel):

@@ -4,7 +4,7 @@
 take minutes, whole batches are padded to few shapes: at most four, for any log, fixed before it is read::
 
     small    a sixteenth of ``batch.rows``; only where batches grow
-    usual    ``batch.rows`` rows; of distinct ids half of what their single-valued features could have at most, of
+    usual    ``batch.rows`` rows; half of the distinct ids that their single-valued features could have at most, of
              multivalent values and of pairs an eighth
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have

@@ -149,7 +149,7 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
     launcher = os.getpid()
 
     def die_with_launcher() -> None:
-        # By the kernel, also when this process is killed; that may have happened before.
+        # By the kernel, also if this process is killed, which may already have happened.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
             os._exit(PASSING)

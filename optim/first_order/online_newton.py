@@ -2,7 +2,7 @@
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
-g and h are the loss's first and second derivative by the logit, x the inputs that the weights multiply, n the weight of
+g and h are the loss's first and second derivative in the logit, x the inputs that the weights multiply, n the weight of
 the batch and N that of all batches up to it. P limits early steps. With k = 0 these are the sums over the whole
 past, as if the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts,
 whatever its length, so that the weights follow a drift and still become steady.

@@ -108,7 +108,7 @@ class OptimizerMixin:
         if isinstance(rate, self.schedule_type) or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
             return rate
         try:
-            # Variables and tensors, too.
+            # Also variables and tensors.
             number = math.nan if isinstance(rate, bool | str | bytes) else float(rate)
         except (TypeError, ValueError):
             number = math.nan

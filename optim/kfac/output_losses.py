@@ -1,6 +1,6 @@
 """Losses of single rows as functions of a model's outputs: gradients, sampled gradients and roots of their Hessian.
 
-The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
+The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss in its outputs (BACKPACK
 eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's distribution, whose
 second moment is that Hessian (BACKPACK eq. 20-21).
 """

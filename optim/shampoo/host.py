@@ -62,7 +62,7 @@ class Round:
 
 def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
     """Returns the process, the step and a digest of the statistics that roots are computed from."""
-    # Diagonals differ wherever statistics do, but for a coincidence.
+    # Diagonals differ wherever statistics do, except by coincidence.
     digest = hashlib.sha256()
     for total in state.totals:
         digest.update(np.einsum("nii->ni", total).tobytes())

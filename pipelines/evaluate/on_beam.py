@@ -3,7 +3,7 @@
 Elements are NumPy arrays of many rows, never single rows.
 """
 
-# Beam types its classes, few of its functions.
+# Beam has types for its classes, but only for few of its functions.
 # mypy: allow-untyped-calls
 
 import contextlib
@@ -24,7 +24,7 @@ from ctr.pipelines.evaluate.rows import RowGroup, read_row_group, split_by_query
 
 
 class MeasureFn(beam.CombineFn):
-    """Combines the pieces of keys (`add_key`) to states; keys may come in any order, and states merge in any."""
+    """Combines the pieces of keys into states (`add_key`); keys may come, and states may be merged, in any order."""
 
     def __init__(self, sides: Sequence[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Counts of the events that were read, which must add up, their rejects, and the limit to the share of rejects."""
+"""Counts of the events that were read, which must add up, their rejects, and the limit on the share of rejects."""
 
 import hashlib
 import math

@@ -18,7 +18,7 @@ class FollowSettings:
     poll_seconds: float = 0.5  # between two scans of the folders
     settle_seconds: float = 0.5  # for which a file must not have changed before it is read
     # Seconds after which a kind without a new file no longer holds the clock back, and the time of day is used instead.
-    # It must be longer than the time between two files. None: the clock waits for each kind without limit.
+    # It must exceed the time between two files. If None, the clock waits for each kind without limit.
     idle_seconds: float | None = None
     drain: bool = False  # whether to end when there is no new file, with every partition published
     max_reject_share: float = 0.01  # of the latest events; more of them end the job

@@ -405,10 +405,10 @@ def _value_groups(column: Column) -> np.ndarray:
 
 
 def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float | None:
-    """Computes the AUC of each value's share of positive rows, with shares from every other block of rows.
+    """Computes the AUC of a column alone: each value predicts its share of positive rows in the other half of the rows.
 
-    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows with a label. Returns the mean of the two halves; None
-    where one has too few rows of a class.
+    ``labels`` is [N] 0 or 1; ``labeled``, [N] bool, marks the rows with a label. Every other block of rows is in one
+    half. Returns the mean over both halves, or None if one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
     _, groups = np.unique(_value_groups(column)[labeled], return_inverse=True)

@@ -130,7 +130,7 @@ def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
         )
     is_compressed = any(path.name != stem for path, stem in zip(paths, stems, strict=True))
     [suffix] = suffixes
-    # The pattern that a mapping has by default finds compressed files, too.
+    # The default pattern of a mapping also finds compressed files.
     more = "*" if is_compressed and (below or suffix not in (".csv", ".tsv", ".jsonl")) else ""
     patterns = [f"{below}*{suffix}{compression}" for compression in ("", ".gz", ".zst")]
     return find_files([folder], patterns, ()), patterns[0] + more

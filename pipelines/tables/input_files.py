@@ -183,7 +183,7 @@ class Chunk:
 
 
 def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
-    """Appends columns with one value in all rows; None: it is missing."""
+    """Appends columns with one value in all rows; a value of None is missing."""
     table = chunk.table
     for name, value in values.items():
         rows = len(chunk.rows)

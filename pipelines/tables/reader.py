@@ -115,10 +115,10 @@ def read_strictly(
 
 @dataclass(frozen=True)
 class SideTable:
-    """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
+    """Side table: distinct keys [U] as text (as categories spell it), and K rows with prefixed column names.
 
-    A row holds from its time until the next one of its key; a row of a table without times holds always.
-    ``times`` are the distinct ones, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
+    A row is valid from its time until the next row of its key; without times, a row is always valid.
+    ``times`` are the distinct times, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
     int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
     """
 

@@ -1,4 +1,4 @@
-"""Rejected rows: their positions and reasons, and the limit to their share."""
+"""Rejected rows: their positions and reasons, and the limit on their share."""
 
 import json
 from collections import Counter

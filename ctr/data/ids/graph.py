@@ -293,7 +293,7 @@ def mix(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
-    """Returns the row number of each value, [V] int32, with operations that TensorFlow Lite and ONNX have, too."""
+    """Returns the row number of each value, [V] int32, with operations that TensorFlow Lite and ONNX also have."""
     count = tf.shape(lists.values)[0]
     ends = tf.minimum(tf.cast(lists.row_splits[1:], tf.int32), count)
     return tf.cumsum(tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, count + 1))[:-1]

@@ -38,7 +38,7 @@ class Operations(Protocol):
 
     def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
-    def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
+    def prefix(self, strings: Vector, length: int) -> Vector: ...  # the first ``length`` characters
     def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
     def apply(self, strings: Vector, rule: ColumnRule) -> Vector: ...  # of another package
     def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...

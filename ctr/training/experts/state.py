@@ -26,7 +26,7 @@ FIRST_LOOK = 32768
 _LEAST_GAIN = 0.001
 """The share of the loss that they have to save to stay."""
 _AGAIN, _LOOK = 8, 32
-"""They are looked at again when the log is so many times as long, for a ``_LOOK``-th of it, ``FIRST_LOOK`` at least."""
+"""They are tried again when the log is ``_AGAIN`` times as long, for a ``_LOOK``-th of it, at least ``FIRST_LOOK``."""
 _LEARNING, _COUNTED, _ASLEEP = 0.0, 1.0, 2.0
 _WATCH = "experts/watch"
 

@@ -161,7 +161,7 @@ class IdTable:
         entries = (tags << _INDEX_BITS) | indices
         while len(entries):
             open_ = np.flatnonzero(self._table.take(positions) == _EMPTY)
-            # Of several entries for one position, one stays there.
+            # If several entries want one position, one of them stays there.
             self._table[positions[open_]] = entries[open_]
             rest = np.flatnonzero(self._table.take(positions) != entries)
             positions, entries = (positions[rest] + 1) & self._wrap, entries[rest]

@@ -37,11 +37,11 @@ from ctr.training.observers.observer import Arrays, Observer, Score, WatchedRun
 
 _POSITIONS = 8
 _SHARE = 1 / 4
-"""Of the rows of a log, at most, that are scored,"""
+"""The maximum share of a log's rows that are scored."""
 _SCORES = 8
-"""and how often, for each row of the log: so that many features do not take longer than the pass."""
+"""The maximum number of scorings per row of the log, so that many features do not take longer than the pass."""
 _UNKNOWN_ID = 0x6A09E667F3BCC908
-"""A fingerprint that no value of a log has, but for one in 2^64."""
+"""A fingerprint that no value of a log has, except one in 2^64."""
 
 
 class Importance(Observer):
@@ -100,7 +100,7 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
 
 
 def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
-    """Measures importance at the run's position on at most so many rows: arrays of ``ctr.eval.importance``."""
+    """Measures importance at the run's position on at most this many rows: arrays of ``ctr.eval.importance``."""
     position = run.position.examples
     used = feature_names(run.state.layouts)
     names = [feature.name for feature in inputs.schema.features if feature.name in used]

@@ -59,7 +59,7 @@ INIT_FROM = "init_from.json"
 WORKERS = "workers"
 
 _MOST_SETTINGS = 3
-"""Of so many keys that differ an error shows the settings that give the earlier values."""
+"""The maximum number of differing keys for which an error shows the settings that restore the earlier values."""
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool)
 
 
 def check_models_folder(out: Path) -> None:
-    """Raises InputError if a directory is neither empty nor one of exported models."""
+    """Raises InputError if a directory is not empty and does not hold exported models."""
     check_output_folder(out, "a directory of exported models", _holds_models)
 
 

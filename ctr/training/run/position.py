@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 _RANGES_NOTED = 100
 
 FULL_WINDOW = 50_000
-"""Examples of a window where the configuration leaves them open, but for those of the first so many."""
+"""Examples of a window if the configuration leaves them open, except for windows of the first 50,000 examples."""
 _SMALLEST_WINDOW = 64
 _SHARE_BEFORE = 16
 

@@ -41,7 +41,7 @@ from ctr.training.step import Scores
 
 log = logging.getLogger(__name__)
 
-# Of larger families of slices a line of metrics has the extremes of the duals only.
+# For larger families of slices, a line of metrics has only the extremes of the duals.
 _DUALS_SHOWN = 32
 
 
@@ -261,7 +261,7 @@ class Run:
         ]
 
     def is_due_after(self, rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns whether anything may be due, bool [K], after so many more good rows, up to these positions [K]."""
+        """Returns whether anything may be due, bool [K], after this many more good rows, up to these positions [K]."""
         position, exports = self.position, self.config.export
         is_due: np.ndarray = ends - position.due_from >= self.config.checkpoint.every_examples
         is_due |= position.window_examples + rows >= self._window_size()
@@ -413,7 +413,7 @@ class Run:
         if self.config.max_skipped_steps is None:
             log.warning("%s: %s at row %d", self.run_dir, fault, self.position.learned)
             return fault
-        # Of weights that predict, any row since the checkpoint may have broken one.
+        # If the weights still predict, any row since the checkpoint may have broken one.
         is_last = self.position.skipped_in_a_row or not predicts
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 

@@ -110,7 +110,7 @@ def pending_ids(
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
-    """Counts the multivalent ids of a plan for so many rows, without padding."""
+    """Counts the multivalent ids of a plan for this many rows, without padding."""
     return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
 
 

@@ -56,7 +56,7 @@ class Local:
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        """Returns the table with all ``rows`` in the first member; all must call it. A whole one is not copied."""
+        """Returns the table with all ``rows`` in the first member; all must call it. Copies no undivided table."""
         return variable
 
 
@@ -129,7 +129,7 @@ def make_rows(
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Returns whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
+    """Returns whether a table that may get ``most_rows`` is divided over W workers: with ``from_bytes`` or more."""
     # Each worker has at least one of the rows that are there from the beginning.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
 

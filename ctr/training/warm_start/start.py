@@ -49,7 +49,7 @@ _PARTS = {
     "schedule": "schedules",
 }
 _OTHER_ODDS = 3
-"""Odds of a positive this many times those before, or as many times below, are those of another label."""
+"""Odds of a positive that rise or fall by this factor are taken as a sign of another label."""
 _WORDS = {"taken": "taken", "fresh": "fresh", "left": "left behind"}
 
 
@@ -76,9 +76,9 @@ def warm_start(
     waits: bool = False,
     workers: int = 1,
 ) -> None:
-    """Makes ``run_dir`` a run directory that begins at another run's position, unless it is one already.
+    """Makes ``run_dir`` a run directory that begins at another run's position, unless that was done before.
 
-    Raises InputError: ``run_dir`` is another one, or ``source`` has no sound checkpoint.
+    Raises InputError: ``run_dir`` has a different run, or ``source`` has no sound checkpoint.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
