@@ -68,6 +68,9 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
     The search for them bisects the distinct values, so that a few bad ones cost a few conversions, and
     ``convert`` alone decides.
     """
+    if pa.types.is_float16(values.type):
+        # Arrow encodes no dictionary of them.
+        values = values.cast(pa.float32())
     try:
         return convert(values), np.zeros(len(values), bool)
     except pa.ArrowInvalid:

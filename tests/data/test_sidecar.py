@@ -288,3 +288,21 @@ def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):
     Path("run/summary.json").touch()
     with pytest.raises(InputError, match="half already exists, from a sampling; use another name"):
         check_record(Path("log"), TrainConfig(), Path("run"), "half")
+
+
+def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
+    for number in (0, 2, 3):
+        publish_both(log, number)
+    read = running.until()
+    first, second, _ = sorted(folder.glob("*.json"))
+    first.write_bytes(first.read_bytes() + b" ")
+    # It was read as it was; whoever reads it now sees what it is.
+    assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
+    second.unlink()
+    assert running.until() == hash_of_all(folder)
+    publish_both(log, 1)
+    assert running.until() == hash_of_all(folder)
+    (folder / "notes.json").write_text("{}")
+    refused(r"notes\.json: not the name of a manifest \(START-END\.json\)", running.until)

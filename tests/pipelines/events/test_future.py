@@ -11,7 +11,8 @@ import yaml
 import event_files
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.data.log import read_manifests
+from ctr.data.log import Manifest, read_manifests
+from ctr.pipelines.events.unmatched import unmatched_warnings
 from event_files import SECOND_US, click, impression
 from raw_logs import read_rejects
 
@@ -212,3 +213,19 @@ def test_a_kind_without_files_is_counted_and_a_batch_says_where_they_were_looked
         looked = ", ".join(f"{tmp_path}/events/sale/*.jsonl{packed}" for packed in ("", ".gz", ".zst"))
         warned = [f"no files of sale found; looked for {looked}"] if driver == "batch" else []
         assert result["warnings"] == warned
+
+
+def test_unmatched_events_are_judged_by_a_thousand_partitions_at_most(tmp_path, monkeypatch):
+    mapping, hour = event_files.mapping(labels=SALE), 3600 * SECOND_US
+
+    def warned(place: int) -> list[str]:
+        """The only orphan is in the partition ``place``, counted from the latest."""
+        empty = {"schema_version": "", "shards": (), **dict.fromkeys(("rows", "queries", "clicks"), 0)}
+        starts = range(0, 1_500 * hour, hour)
+        manifests = [Manifest(start=start, end=start + hour, counters={}, **empty) for start in starts]
+        manifests[-1 - place].counters.update(sale=1, orphan_sale=1)
+        monkeypatch.setattr("ctr.pipelines.events.unmatched.read_manifests", lambda log: manifests)
+        return unmatched_warnings(mapping, tmp_path)
+
+    said = "0 of 1 events of sale are early, which matches, 0 late, 1 orphans"
+    assert [warned(place) for place in (0, 999, 1_000)] == [[said], [said], []]

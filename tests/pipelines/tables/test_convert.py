@@ -85,6 +85,8 @@ def test_times_by_unit():
     # The last one is in milliseconds: as seconds it would be in the year 51866.
     impossible = ["", None, "soon", "-1", "nan", "inf", "1e30", "0x10", "1574596800123"]
     assert times_of(pa.array(impossible), unit="s") == [BAD] * len(impossible)
+    halves = pa.array([1, -1, float("nan"), float("inf")], pa.float16())
+    assert times_of(halves, unit="s") == [(US, False), BAD, BAD, BAD]
 
 
 def test_serial_numbers_of_spreadsheets_are_days():
