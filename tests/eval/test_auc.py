@@ -39,10 +39,21 @@ def test_exact_auc_is_the_share_of_ordered_pairs(make_log):
         assert roc_auc([1, 0, 1, 0], [3, 2, 2, 1], np.array([1, 2, 3, 1]) * scale) == pytest.approx(9 / 12)
     # One huge weight does not drown the rest.
     assert roc_auc([1, 0, 0, 0], [1, 2, 0, 0], [1e30, 1, 1, 2]) == pytest.approx(0.75, abs=1e-15)
-    # Undefined without weight of both classes.
-    assert np.isnan([roc_auc([], []), roc_auc([0, 0], [0.0, 1.0]), roc_auc([0, 1], [0.0, 1.0], [1, 0])]).all()
     with pytest.raises(ValueError, match="score must hold finite numbers, got nan at row 1"):
         roc_auc([0, 1], [0.0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("label", "score", "weight"),
+    [([], [], []), ([1], [0.0], [1.0]), ([0, 0], [0.0, 1.0], [1, 1]), ([0, 1], [0.0, 1.0], [1, 0])],
+)
+def test_undefined_without_both_classes(label, score, weight):
+    assert np.isnan(roc_auc(label, score, weight))
+    auc = StreamingAUC()
+    auc.update(scored_rows(label, score, weight, np.arange(len(label))))
+    assert np.isnan(auc.result())
+    assert np.isnan(auc.error_bound())
+    assert np.isnan(auc.estimate().interval()).all()
 
 
 def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log):

@@ -37,6 +37,20 @@ def test_loss_and_probability_of_one_row():
     np.testing.assert_allclose(sigmoid(logits), exact, rtol=4e-16, atol=5e-324)
 
 
+def test_agrees_with_a_plain_sum_at_every_prefix(make_log):
+    metric = Logloss()
+    rows: list[tuple[Any, ...]] = []
+    for batch in make_log(0).batches(queries=4):
+        metric.update(scored_rows(*batch.columns()))
+        rows += zip(*batch.columns(), strict=True)
+        weight = math.fsum(row[2] for row in rows)
+        loss = math.fsum(row[2] * float(exact_loss(row[0], row[1])) for row in rows) / weight
+        rate = math.fsum(row[2] * row[0] for row in rows) / weight
+        entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+        assert metric.result() == pytest.approx(loss, rel=1e-13)
+        assert metric.normalized_entropy() == pytest.approx(loss / entropy, rel=1e-13)
+
+
 def test_normalized_entropy_of_the_base_rate_is_one():
     label = np.arange(50) < 3
     metric = stream((label, np.full(50, math.log(3 / 47)), np.ones(50), np.arange(50)))
@@ -48,6 +62,16 @@ def test_normalized_entropy_of_the_base_rate_is_one():
     assert metric.normalized_entropy() == pytest.approx(expected, rel=1e-12)
     swapped = stream(([1, 0], [0.0, 0.0], [1e20, 1.0], [1, 2]))
     assert swapped.normalized_entropy() == metric.normalized_entropy()
+
+
+def test_logloss_is_nan_without_weight_and_entropy_with_one_class():
+    for columns in (([], [], [], []), ([1], [0.0], [0.0], [1])):
+        metric = stream(columns)
+        assert math.isnan(metric.result()) and math.isnan(metric.normalized_entropy())
+    metric = stream(([1], [0.0], [2.0], [1]))
+    assert metric.result() == pytest.approx(math.log(2))
+    assert math.isnan(metric.normalized_entropy())
+    assert np.isnan(metric.estimate().interval()).all()
 
 
 def summary_of(strength: float, noise: float, rows: int = 4000) -> dict[str, Any]:

@@ -6,11 +6,60 @@ import pytest
 from ctr.eval.per_query_auc import PerQueryAUC, query_auc
 from ctr.eval.rows import scored_rows
 
+SMALL_SIZES = {2: "2", 4: "3-4", 8: "5-8", 16: "9-16"}
+
+
+def brute(log: Any) -> tuple[dict[int, float], dict[int, int]]:
+    """AUC of each query with both classes, and rows of weight of every query that has any."""
+    aucs, sizes = {}, {}
+    for query in set(log.query_id.tolist()):
+        rows = [
+            (clicked, logit, weight)
+            for clicked, logit, weight, other in zip(*log.columns(), strict=True)
+            if other == query and weight > 0
+        ]
+        if rows:
+            sizes[query] = len(rows)
+        won = total = 0.0
+        for clicked, high, weight_1 in rows:
+            for other, low, weight_2 in rows:
+                if clicked == 1 and other == 0:
+                    total += weight_1 * weight_2
+                    won += weight_1 * weight_2 * ((high > low) + 0.5 * (high == low))
+        if total:
+            aucs[query] = won / total
+    return aucs, sizes
+
 
 def stream(columns: Any) -> PerQueryAUC:
     metric = PerQueryAUC()
     metric.update(scored_rows(*columns))
     return metric
+
+
+def test_agrees_with_pairs_at_every_prefix(make_log):
+    metric = PerQueryAUC()
+    aucs: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    for batch in make_log(0, queries=120).batches(queries=5):
+        metric.update(scored_rows(*batch.columns()))
+        more_aucs, more_sizes = brute(batch)
+        aucs |= more_aucs
+        sizes |= more_sizes
+        assert metric.result() == pytest.approx(float(np.mean(list(aucs.values()))), abs=1e-12)
+        assert metric.scored.sum() == len(aucs)
+        assert metric.one_class.sum() == len(sizes) - len(aucs)
+    assert len(aucs) > 60 and len(sizes) - len(aucs) > 10
+
+    by_bin: dict[str, list[float]] = {}
+    for query, auc in aucs.items():
+        name = next(name for largest, name in SMALL_SIZES.items() if sizes[query] <= largest)
+        by_bin.setdefault(name, []).append(auc)
+    table = metric.by_size().set_index("size")
+    assert set(table.index) == set(by_bin) and len(by_bin) == 4
+    for name, values in by_bin.items():
+        assert table.loc[name, "queries"] == len(values)
+        assert table.loc[name, "auc"] == pytest.approx(float(np.mean(values)), abs=1e-12)
 
 
 def test_queries_with_both_classes_are_averaged_as_worked_by_hand():

@@ -57,6 +57,16 @@ FIRST = pd.DataFrame({"example_id": [9, -1, 4, 7], "query_id": [1, 2, 1, 3], "lo
 SECOND = pd.DataFrame({"logit": [3.0, 0.5, -2.0], "query_id": [3, 1, 5], "example_id": [7, 9, 8]})
 
 
+def test_join_aligns_by_example():
+    joined = join_predictions(FIRST.assign(extra="x"), SECOND)
+    assert (joined.example_id.tolist(), joined.query_id.tolist()) == ([7, 9], [3, 1])
+    np.testing.assert_array_equal(joined.first, sigmoid(np.array([2.0, 0.0])))
+    np.testing.assert_array_equal(joined.second, sigmoid(np.array([3.0, 0.5])))
+    assert (joined.only_first, joined.only_second) == (2, 1)
+    none = join_predictions(FIRST, SECOND[2:])
+    assert (len(none.first), none.only_first, none.only_second) == (0, 4, 1)
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -87,7 +97,15 @@ def plain_terms(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> tup
 
 
 @pytest.mark.parametrize(
-    ("parts_a", "parts_b", "times"), [(1, 20, "apart"), (20, 1, "coarse"), (15, 7, "equal")]
+    ("parts_a", "parts_b", "times"),
+    [
+        (1, 1, "apart"),
+        (1, 20, "apart"),
+        (20, 1, "coarse"),
+        (15, 7, "coarse"),
+        (15, 7, "equal"),
+        (3, 5, "equal"),
+    ],
 )
 def test_examples_of_both_are_paired_however_the_files_are_cut(tmp_path, parts_a, parts_b, times):
     rows = make_rows(4, queries=60)

@@ -13,7 +13,7 @@ from ctr.models.click_model import TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
-from ctr.search.masks import MaskedPart, masked, masks_of, passed_over
+from ctr.search.masks import MaskedPart, candidate_weights, masked, masks_of, passed_over
 from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
@@ -88,7 +88,7 @@ def candidates(draw) -> Shape:
 
 
 def columns_of(candidate: Shape) -> np.ndarray:
-    """Returns which columns of e_0 the candidate has, bool [8]."""
+    """Which columns of e_0 the candidate has, bool [8]."""
     parts = []
     for name, width in (("a", 3), ("b", 3), ("c", 2)):
         own = 0 if name in candidate.without else candidate.widths.get(name, width)
@@ -117,7 +117,7 @@ def prediction(experts: Experts, weights, e0: np.ndarray) -> np.ndarray:
     return logit.numpy()
 
 
-@pytest.mark.parametrize(("names", "full"), [(ALONE, False), (BESIDE, True)])
+@pytest.mark.parametrize(("names", "full"), [(ALONE, False), (BESIDE, False), (BESIDE, True)])
 @settings(deadline=None, max_examples=15)
 @given(candidate=candidates())
 def test_a_masked_network_is_the_smaller_one(names, full, candidate):
@@ -133,7 +133,7 @@ def test_a_masked_network_is_the_smaller_one(names, full, candidate):
     np.testing.assert_allclose(found, prediction(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
 
 
-def factorized(candidate: Shape | None = None) -> Architecture:
+def factorized(candidate: Shape | None = None, pieces: int = 0) -> Architecture:
     """Of the largest model with Q of a and b and U of c, or of a candidate alone."""
     if candidate is None:
         units, ui_units, width, crosses, rank = UNITS, UI_UNITS, FACTORS, 2, 3
@@ -149,7 +149,7 @@ def factorized(candidate: Shape | None = None) -> Architecture:
         deep_units=units,
         activation="smelu",
         prior=0.2,
-        factors=Factors(width, ui_units, 5, 4.0),
+        factors=Factors(width, ui_units, pieces, 4.0),
         sources={
             tower: passed_over([(0, one) for one in own]) for tower, own in both.items() if not candidate
         },
@@ -169,17 +169,18 @@ def factorized_candidates(draw) -> Shape:
     )
 
 
+@pytest.mark.parametrize("pieces", [0, 5])
 @settings(deadline=None, max_examples=15)
 @given(candidate=factorized_candidates())
-def test_a_masked_factorized_model_is_the_smaller_one(candidate):
-    shape, rng = factorized(), np.random.default_rng(3)
+def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
+    shape, rng = factorized(pieces=pieces), np.random.default_rng(3)
     largest = {
         name: weight + tf.cast(rng.normal(size=weight.shape) * 0.4, tf.float32)
         for name, weight in init_weights(shape, {"quality": 6, "ui": 2}, seed=0).items()
     }
     kept = columns_of(candidate)
     own, own_ui = kept[:6], kept[6:]
-    plain = factorized(candidate)
+    plain = factorized(candidate, pieces)
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, own, own_ui)
     widths = {"quality": int(own.sum()), "ui": int(own_ui.sum())}
     assert weight_shapes(plain, widths) == {name: np.shape(one) for name, one in weights.items()}
@@ -199,6 +200,37 @@ def test_a_masked_factorized_model_is_the_smaller_one(candidate):
     )
     expected = logits(plain, weights, quality=e0[:, :6][:, own], ui=e0[:, 6:][:, own_ui])
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
+
+
+def test_masks_of_ones_change_no_bit():
+    for dtype in ("float32", "bfloat16"):
+        shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype)
+        weights = made(Experts(ALONE, shape))
+        everything = masks_of(Shape(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
+        assert all((mask == 1).all() for mask in everything.values())
+        e0 = tf.constant(inputs()[np.newaxis], dtype)
+        found = []
+        for masks in ({}, everything):
+            with tf.GradientTape() as tape:
+                tape.watch([e0, weights])
+                given_inputs = {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}
+                own = candidate_weights(weights, masks)
+                logits = forward(shape, own, given_inputs, tf.constant(0.7), compiled=True).logits
+                total = tf.reduce_sum(tf.square(logits))
+            gradients = tape.gradient(total, [e0, *weights.values()], unconnected_gradients="zero")
+            found.append([logits, *gradients])
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_each_layer_may_read_the_last_present_one_before_it():
+    assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
+    assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
+    assert passed_over([(5,), (4,)]) == ((), (), ())
+    own = masks_of(Shape((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
+    # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
+    matrices = ("quality_head", *(f"quality/head_from_{source}" for source in (2, 1, 0)))
+    assert [own[f"columns/{name}"].tolist() for name in matrices] == [[0], [0], [1], [0]]
 
 
 def test_a_mask_takes_gradients_of_another_dtype():
