@@ -4,9 +4,8 @@ Folders are a splittable function for each kind. The runner's checkpoint has the
 the names of all later files sort after it.
 
 Records of Kafka, read by Beam's connector, are JSON objects. Their timestamps are their arrivals: either the broker
-sets them, or producers set them to the time when they received the event. A record without a value (null) is not an
-event: it only moves the watermark of its Kafka partition, which the connector does not know before it has read a record
-there.
+sets them, or producers set them to the time when they received the event. A record without a value (null) is no event:
+it only moves the watermark of its Kafka partition, which the connector does not know before it has read a record there.
 """
 
 # Beam has types for its classes, but only for few of its functions.
