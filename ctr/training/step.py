@@ -169,16 +169,18 @@ class Step:
         self, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         """Returns whether ``holds`` in the whole group, and the logits and slices of all rows of the batch."""
-        columns = [*logits, *slices]
-        if self._group.size > 1:
-            with tf.name_scope("gather_scores"):
-                flags = tf.fill(tf.shape(logits[0]), holds)
-                # Slices are far fewer than float32 counts without gaps.
-                message = tf.stack([tf.cast(column, tf.float32) for column in (*columns, flags)], axis=1)
-                *whole, flags = tf.unstack(self._group.all_gather(message), axis=1)
-            holds = tf.reduce_all(flags > 0)
-            columns = [tf.cast(part, column.dtype) for part, column in zip(whole, columns, strict=True)]
-        return holds, columns[: len(logits)], columns[len(logits) :]
+        if self._group.size == 1:
+            return holds, list(logits), list(slices)
+        # Slices are far fewer than float32 counts without gaps. Logits have no further reader, not even of their shape:
+        # TensorFlow would add up their terms in another order.
+        columns = [*logits, *(tf.cast(numbers, tf.float32) for numbers in slices)]
+        flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
+        with tf.name_scope("gather_scores"):
+            message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
+            gathered = tf.reshape(self._group.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
+        holds, rows = tf.reduce_all(gathered[:, -1] > 0), tf.reshape(gathered[:, :-1], [-1, len(columns)])
+        scores = tf.unstack(rows, len(columns), axis=1)
+        return holds, scores[: len(logits)], [tf.cast(index, tf.int32) for index in scores[len(logits) :]]
 
     def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Returns the variables of numbers and their values after the batch, by the rows that are learned from."""
