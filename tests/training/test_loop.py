@@ -20,6 +20,7 @@ from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.query_size import FEATURE
 from ctr.data.reader import FAULTS, join_rows, read_rows
+from ctr.eval.run_files import read_run, read_timeline
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run.summary import LearningError, summary_text
@@ -51,31 +52,16 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
         ),
         230,
     ),
-    # And two features without embeddings.
-    "shampoo": (
-        merged(
-            NETWORK,
-            {
-                "optimizer": {
-                    "dense": {
-                        "preconditioned_from_rows": 1,
-                        "shampoo": {**OFTEN, "roots": {"asynchronous": False}},
-                    }
-                },
-                "model": {"widths": {"user": 0, "item": 0}},
-                "metrics": {"window_examples": "auto"},
-            },
-        ),
-        None,
-    ),
     # Ramps count what was learned, which is less than what was scored; query times are multiples of a millisecond, so
-    # that some labels are known exactly when the next batch begins.
+    # that some labels are known exactly when the next batch begins. Two features have no embeddings.
     "late labels": (
         merged(
             NETWORK,
             {
                 "label_delay": 0.02,
                 "batch": {"rows": 40},
+                "model": {"widths": {"user": 0, "item": 0}},
+                "metrics": {"window_examples": "auto"},
                 "optimizer": {"dense": {"preconditioned_from_rows": None}},
             },
         ),
@@ -276,6 +262,7 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed):
             ends, count = [*ends, last], 0
     ends = [*ends, last] if count else ends
     assert [line["examples"] for line in lines] == ends[1:] and len(lines) >= 5
+    assert read_timeline(read_run(one.run)).windows[:, 0].tolist() == ends[1:]
     assert lines[0]["window_examples"] == one.config.metrics.window_examples
     row = found["example_id"] - 10_000
     for begin, line in zip(ends, lines, strict=False):
@@ -312,12 +299,9 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed):
 # Small and odd logs.
 
 
-@pytest.mark.parametrize(
-    "network", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["linear", "network"]
-)
-def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_path):
+def test_logs_of_which_nothing_can_be_learned(examples, make_log, tmp_path):
     """One row; rows without weight; faulty ones alone: a summary without what is not defined, and no failure."""
-    zeros, config = np.zeros(len(examples)), make_config({"max_rejected_share": 1.0}, logistic=not network)
+    zeros, config = np.zeros(len(examples)), make_config({"max_rejected_share": 1.0}, logistic=True)
     tables = {
         "one row": examples.table().slice(0, 1),
         "no weight": replace(examples, train_weight=zeros, metric_weight=zeros).table().slice(0, 200),
@@ -332,14 +316,9 @@ def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_p
         assert len(lines_of(run, "rejects.jsonl")) == len(table) - good
         if name == "no weight":
             assert summary["weight_sum"] == 0 and summary["logloss"] is summary["calibration_bias"] is None
-        if good and not network:
+        if good:
             prior = math.log(PRIOR / (1 - PRIOR))
             np.testing.assert_allclose(read_predictions(run)["logit"], prior, rtol=1e-6)
-
-
-def test_a_configuration_that_does_not_fit_the_log_is_refused(log, tmp_path):
-    with pytest.raises(InputError, match=r"metrics.slices names tags.*allowed: user, item, position"):
-        train(log, make_config({"metrics": {"slices": ["tags"]}}), tmp_path / "run")
 
 
 def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(schema, faulty_log, tmp_path):
