@@ -39,29 +39,29 @@ LONGEST_FUNCTION = 120
 
 LINES = {
     "benchmarks": 3755,
-    "benchmarks/studies": 4875,
+    "benchmarks/studies": 4874,
     "ctr": 1765,
     "ctr/api": 410,
-    "ctr/config": 780,
-    "ctr/data": 6575,
-    "ctr/experiments": 2637,
+    "ctr/config": 755,
+    "ctr/data": 6574,
+    "ctr/experiments": 2636,
     "ctr/io": 1836,
-    "ctr/objective": 1280,
-    "ctr/search": 1824,
+    "ctr/objective": 1279,
+    "ctr/search": 1823,
     "ctr/serving": 1522,
     "ctr/simulator": 1406,
-    "ctr/training": 11450,
+    "ctr/training": 11392,
     "ctr/workers": 1359,
     "eval": 4366,
-    "models": 2053,
-    "optim": 7107,
+    "models": 2035,
+    "optim": 7082,
     "pipelines": 8181,
-    "tests": 52533,
+    "tests": 50660,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 130, 22177
+LOOP_MODULES, LOOP_LINES = 130, 22089
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

@@ -49,9 +49,9 @@ def check_shapes(
     for layout in layouts:
         check_table(weights[f"rows/{layout.name}"], layout)
     shapes = dense_shapes(config.model, config.objective, layouts)
-    for name, shape in dense_weights(shapes).items():
-        if weights[name].shape != shape:
-            raise ValueError(f"{name} has the shape {list(weights[name].shape)}, not {list(shape)}")
+    for (key, shape), name in zip(dense_weights(shapes).items(), shapes, strict=True):
+        if weights[key].shape != shape:
+            raise ValueError(f"{name} has the shape {list(weights[key].shape)}, not {list(shape)}")
 
 
 class TrainState:

@@ -65,12 +65,10 @@ def is_missing(column: pa.Array, is_nan_missing: bool = False) -> np.ndarray:
 def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, Bad]:
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
-    The search for them bisects the distinct values, so that a few bad ones cost a few conversions, and
-    ``convert`` alone decides.
+    The search bisects the distinct values: a few bad ones cost a few conversions. ``convert`` alone decides.
     """
-    if pa.types.is_float16(values.type):
-        # Arrow encodes no dictionary of them.
-        values = values.cast(pa.float32())
+    # Arrow encodes no dictionary of half precision.
+    values = values.cast(pa.float32()) if pa.types.is_float16(values.type) else values
     try:
         return convert(values), np.zeros(len(values), bool)
     except pa.ArrowInvalid:
