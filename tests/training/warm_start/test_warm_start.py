@@ -274,7 +274,7 @@ def test_a_run_that_gives_nothing_is_refused(old, whole, copy_run, tmp_path):
     swapped, text = copy_run(old), (old / "config.yaml").read_text()
     (swapped / "config.yaml").write_text(text.replace("units:\n    - 8", "units:\n    - 9"))
     another = "the checkpoint is not one of its config.yaml: "
-    refused(swapped, rf"{another}dense/006 has the shape \[14, 8\], not \[14, 9\]")
+    refused(swapped, rf"{another}quality/deep_0/w has the shape \[14, 8\], not \[14, 9\]")
     content = yaml.safe_load(text)
     content["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
     (swapped / "config.yaml").write_text(yaml.safe_dump(content))
