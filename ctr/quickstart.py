@@ -122,14 +122,13 @@ def _begin(path: Path, out: Path, options: Options, tools: Tools) -> Record:
     table = find_table(path, options.label)
     files = {file.name: file.path.stat().st_size for file in table.files}
     named = {name: value for name, value in dataclasses.asdict(options).items() if value}
-    named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     if (out / RECORD).is_file():
         name = str(out / RECORD)
         record = parse_model(Record, dict(read_json_object(out / RECORD, f"{name}: no such file")), name)
         begun = " ".join(
             f"--{name.replace('_', '-')} {shlex.quote(value)}"
             for name, values in record.options.items()
-            for value in (values if isinstance(values, list) else [values])
+            for value in (values if isinstance(values, tuple) else [values])
         )
         for recorded, now, was in (
             (record.input, str(path.resolve()), f"is the quickstart of {record.input}:"),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctr.config import load_model
+from ctr.config import load_model, parse_model
 from ctr.data.sampling import SamplingConfig
 from ctr.demo import demo_commands
 from ctr.experiments.config import changed, read_experiment
@@ -52,7 +52,7 @@ def test_a_folder_with_a_space_and_braces_stays_one_word(tmp_path):
 def test_the_replay_has_the_teacher_and_the_sample_of_the_commands(root):
     examples = root / "examples"
     experiment, content = read_experiment(examples / "replay/factory-floor.yaml")
-    teacher = TrainConfig.model_validate(changed(content, experiment.teachers["wide"].set))
+    teacher = parse_model(TrainConfig, changed(content, experiment.teachers["wide"].set), "teacher")
     assert teacher == load_model(TrainConfig, examples / "factory-floor/teacher.yaml", "config")
     sample = experiment.samplings["sample"].model_dump()
     sample["uninformative"]["low_loss"]["teacher"] = "teacher"

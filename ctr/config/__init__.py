@@ -49,7 +49,7 @@ LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys, and strings and booleans for numbers; instances are immutable."""
+    """Refuses unknown keys, and strings and booleans for numbers; instances are immutable, and sequences tuples."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
