@@ -52,6 +52,20 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
         ),
         230,
     ),
+    "shampoo": (
+        merged(
+            NETWORK,
+            {
+                "optimizer": {
+                    "dense": {
+                        "preconditioned_from_rows": 1,
+                        "shampoo": {**OFTEN, "roots": {"asynchronous": False}},
+                    }
+                }
+            },
+        ),
+        None,
+    ),
     # Ramps count what was learned, which is less than what was scored; query times are multiples of a millisecond, so
     # that some labels are known exactly when the next batch begins. Two features have no embeddings.
     "late labels": (
@@ -148,11 +162,13 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
     return make
 
 
-LARGE_BATCHES = pytest.param("large batches", marks=pytest.mark.slow)
+SLOW = ("large batches", "shampoo")
 SHAMPOO = r"Shampoo \(\d+ steps, from batches of 8 rows on; AdaGrad in \d+ steps before\)"
 
 
-@pytest.mark.parametrize("name", [LARGE_BATCHES if name == "large batches" else name for name in PASSES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PASSES]
+)
 def test_predictions_are_those_of_the_formulas(name, passed):
     one = passed(name)
     expected, learned = progressive_pass(one.log, one.config)
