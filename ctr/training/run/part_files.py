@@ -31,9 +31,7 @@ class Writer(NamedTuple):
     rank: int = 0
     size: int = 1
     parts: Mapping[str, Part] = {}  # by the names of arrays, without the arrays that all have
-    patience: float = (
-        0.0  # seconds that the first one waits for the files of others; 0: however long it takes
-    )
+    patience: float = 0.0  # seconds that the first one waits for the others' files; 0: any time
     attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left
     is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
 
