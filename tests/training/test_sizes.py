@@ -125,7 +125,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, seed):
         batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
         begin = batch.end
         options = (config.objective, (), config.ids)
-        given = make_feed(batch, layouts, ROWS, *options, None, lambda _: shapes)
+        given = make_feed(batch, layouts, ROWS, *options, shapes=lambda _: shapes)
         feed = given.with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))
         assert [state.tables.count(number) for number in range(len(layouts))] == before
@@ -180,7 +180,7 @@ def test_a_run_predicts_the_same(log, tmp_path, monkeypatch, changes):
 
         monkeypatch.setattr(inputs_module, "make_feed", watched)
         batch = {"rows": 64, "growth": 0.1, "max_query_rows": 128, "shapes": shapes}
-        config = make_config(merged(ADAGRAD, {"batch": batch}, changes))
+        config = make_config(merged(ADAGRAD, merged({"batch": batch}, changes)))
         train(log, config, tmp_path / shapes)
         monkeypatch.setattr(inputs_module, "make_feed", make)
         logits[shapes] = read_predictions(tmp_path / shapes)["logit"].to_numpy()
