@@ -3,7 +3,7 @@
 A step of a worker is the sum of its parts. Nothing but reading overlaps, so it takes at most that long:
 
     compute      fixed + examples x flops / rate; the fixed part does not shrink with the batch; both are measured
-    shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/shampoo/placement.py
+    shampoo      the largest share of any owner, by the costs and the balance of ctr/optim/shampoo/placement.py
     dense        all gradients of the dense weights, float32, all-reduced
     rows         two all-to-alls: rows from their owners, and the gradients of rows back
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
