@@ -374,5 +374,6 @@ assert not gc.isenabled()
 """
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_leaves_out_what_is_imported_and_goes_on(fresh_python, root):
     fresh_python("-c", IMPORTS_ARE_FROZEN, cwd=root)

@@ -104,6 +104,7 @@ def trained(installed, log):
     return log
 
 
+@pytest.mark.slow
 def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, trained, tmp_path):
     run, again = trained / "run", tmp_path / "again"
     environment = json.loads((run / "environment.json").read_text())

@@ -72,6 +72,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_so_many_at_once_and_no_more_in_their_order(run, tmp_path):
     """One that takes longer than all others keeps the other worker from nothing."""
     long, ended, places = tmp_path / "ended", [], range(1, 5)

@@ -1,6 +1,7 @@
 """Exported models whose ids grow against the trainer, for ids that have a row of their own and ids that have none."""
 
 import numpy as np
+import pytest
 
 from ctr.serving.metadata import read_metadata
 from ctr.serving.score import score_rows
@@ -8,6 +9,7 @@ from ctr.serving.scorer import Scorer
 from model_cases import GROWING, draw_raw, log_rows, saved_variables
 
 
+@pytest.mark.slow
 def test_predictions_are_the_trainers(growing):
     run, model = growing
     raw = draw_raw(90, seed=2, unknown=True)

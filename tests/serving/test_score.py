@@ -121,6 +121,7 @@ def publish_until(case, place, until: list[int] | None) -> None:
     publish(dataclasses.replace(snapshot, progress=progress), place / "models")
 
 
+@pytest.mark.slow
 def test_rows_of_a_log_that_the_model_has_learned_from_are_marked(case, place, log, capfd):
     table = log(label=(np.random.default_rng(4).random(90) < 0.4).astype(np.int8))
     times, queries = (table.column(name).to_numpy() for name in ("query_time", "query_id"))
@@ -181,6 +182,7 @@ def bytes_of(log: str) -> dict[str, bytes]:
     return {str(path.relative_to(log)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow
 def test_a_table_without_labels_is_ingested_and_scored_as_with_labels(rows, logit, place, capfd):
     labels = [str(row % 4 // 3) for row in range(90)]
     assert ingest(rows, "log", labels=labels) == 0
@@ -203,6 +205,7 @@ def test_a_table_without_labels_is_ingested_and_scored_as_with_labels(rows, logi
     assert [one["reason"] for one in raw_logs.read_rejects(place / "partly")] == ["missing"]
 
 
+@pytest.mark.slow
 def test_a_log_without_labels_is_only_scored(rows, place, capfd):
     assert ingest(rows, "new", "--without-labels", labels=None) == 0
     Path("half.yaml").write_text("arms: {a: {}}")

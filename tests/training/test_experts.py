@@ -15,14 +15,10 @@ from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
-from ctr.serving.export import export_run
-from ctr.serving.score import score_rows
-from ctr.serving.scorer import Scorer
 from ctr.training.experts.forward import make_experts
 from ctr.training.experts.state import FIRST_LOOK, ExpertState
 from ctr.training.logs import open_logs
-from ctr.training.run.snapshot import read_snapshot
-from ctr.training.session import open_session, train
+from ctr.training.session import train
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import ADAGRAD, read_predictions, train_part, weights_of
 from small_runs import Examples, config_of, draw_examples, publish
@@ -56,13 +52,6 @@ def log(rows, tmp_path_factory) -> Path:
     return publish_growing(tmp_path_factory.mktemp("pairs") / "log", rows)
 
 
-@pytest.fixture(scope="module")
-def paired(log, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("pairs") / "run"
-    train(log, config_of(CONTENT), run)
-    return run
-
-
 def batches_of(log: Path) -> list[slice]:
     """The places of each batch's rows."""
     blocks = read_rows(log, SCHEMA, read_manifests(log))
@@ -91,6 +80,7 @@ def crossed_table(rows: Examples) -> tuple[Schema, pa.Table]:
     return schema, table.set_column(place, "ids", pack_ids(matrix.astype(np.int64)))
 
 
+@pytest.mark.slow
 def test_pairs_are_a_model_of_linear_weights_that_has_each_pair_as_a_feature(rows, log, tmp_path):
     """The first expert moved by nothing is ``linear``; by a gate of 1 it would be ``pairs``."""
     schema, table = crossed_table(rows)
@@ -163,16 +153,6 @@ def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(short_loo
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-def test_an_export_predicts_as_the_run_does(log, paired, tmp_path):
-    exported = export_run(paired, tmp_path / "models")
-    scorer = Scorer(exported.path)
-    rows = next(read_rows(log, SCHEMA, read_manifests(log)))
-    with open_session(log, config_of(CONTENT), paired) as session:
-        expected = session.score(rows)
-    np.testing.assert_allclose(score_rows(scorer, rows), expected, atol=2e-6)
-    assert read_snapshot(paired).experts.names == tuple(ALL)
-
-
 def decisions(share: float) -> list[tuple[int, bool]]:
     """Rows after which pairs that save a share of the loss are left out, or come back."""
     config = config_of(CONTENT)
@@ -214,16 +194,13 @@ def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):
     assert opened.config.model.experts == tuple(ALL) and opened.notes == ()
     ranked = config_of(CONTENT, auto, {"objective": {"ranking": {}, "distillation": {"teacher": "t"}}})
     assert open_logs(log, ranked).config.model.experts == tuple(ALL)
-    plain = config_of(CONTENT, auto, {"model": {"deep": {"units": []}}})
+    plain = config_of(CONTENT, auto, {"model": {"deep": {"units": []}}, "jit": False})
     train(log, plain, tmp_path / "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["notes"] == list(
         open_logs(log, plain).notes
     )
     assert "model.experts is without network, as there are neither crosses nor deep layers" in caplog.text
     factorized = {"model": {"factorized": {"ui_features": ["position"]}}}
-    experts, notes = (
-        open_logs(log, config_of(CONTENT, auto, factorized)).config.model.experts,
-        open_logs(log, config_of(CONTENT, auto, factorized)).notes,
-    )
-    assert experts == ("network",)
-    assert [note.split(",")[0] for note in notes] == ["model.experts is network alone"]
+    opened = open_logs(log, config_of(CONTENT, auto, factorized))
+    assert opened.config.model.experts == ("network",)
+    assert [note.split(",")[0] for note in opened.notes] == ["model.experts is network alone"]

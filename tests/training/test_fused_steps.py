@@ -101,6 +101,7 @@ def summary_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_pass_is_that_of_separate_steps_and_broken_batches_are_skipped_alone(log, fused, tmp_path, calls):
     assert max(calls) > 1
     calls.clear()
@@ -123,6 +124,7 @@ def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, 
     assert_same(fused, tmp_path / "other", rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_inside_a_call_names_the_rows_up_to_the_batch_at_fault(log, tmp_path, calls):
     calls.clear()
     config = config_of(CONTENT, {"max_skipped_steps": 1, "metrics": {"window_examples": 5000}})

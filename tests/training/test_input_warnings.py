@@ -84,6 +84,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.slow
 def test_features_that_are_missing_in_all_rows_and_values_that_stand_for_none_are_named(tmp_path, capfd):
     folder = make_log(tmp_path / "marred", 0, -999_999_999)
     assert train(folder, capfd) == [

@@ -100,6 +100,7 @@ def test_a_time_range_is_that_part_of_the_log_and_no_more(examples, make_log, tm
         assert one[name] == other[name]
 
 
+@pytest.mark.slow
 def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_is_read(
     examples, make_log, exposure, tmp_path
 ):

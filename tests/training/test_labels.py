@@ -129,6 +129,7 @@ def test_models_without_layers_to_share_and_logs_without_the_labels_are_refused(
         train(labeled_log, config_with({"sole": {}}), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_label_is_learned_with_the_click_and_one_that_can_teach_nothing_is_named(examples, tmp_path):
     count = len(examples)
     kinds = {"never": np.zeros(count), "unknown": np.full(count, np.nan), "always": np.ones(count)}

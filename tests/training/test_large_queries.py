@@ -72,15 +72,13 @@ def logs(tmp_path_factory):
     return make_log(folder / "plain", []), make_log(folder / "robots", [2000, 40])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         (),
-        pytest.param(
-            ("--set", "label_delay=600", "--set", "sampling={name: half, score: kept}"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("--workers", "2"), marks=pytest.mark.slow),
+        ("--set", "label_delay=600", "--set", "sampling={name: half, score: kept}"),
+        ("--workers", "2"),
     ],
     ids=str,
 )

@@ -162,7 +162,7 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
     return make
 
 
-SLOW = ("large batches", "shampoo")
+SLOW = ("large batches", "shampoo", "late labels")
 SHAMPOO = r"Shampoo \(\d+ steps, from batches of 8 rows on; AdaGrad in \d+ steps before\)"
 
 
@@ -185,7 +185,7 @@ def test_predictions_are_those_of_the_formulas(name, passed):
     [
         ("default", "Shampoo (never started: batches stayed below 256 rows; until then AdaGrad)"),
         pytest.param("large batches", SHAMPOO, marks=pytest.mark.slow),
-        ("late labels", "AdaGrad"),
+        pytest.param("late labels", "AdaGrad", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_says_what_dense_weights_learned_by(name, words, passed):

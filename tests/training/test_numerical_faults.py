@@ -264,6 +264,7 @@ def test_with_a_label_delay_and_a_constraint_log_stopped_again_and_again(long_lo
 # Where it ends.
 
 
+@pytest.mark.slow
 def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tmp_path):
     """The first step breaks the weights, so that all rows end up left out."""
     rate, batch = {"optimizer": {"dense": {"learning_rate": 1e30}}}, {"rows": 2000, "max_query_rows": 2000}

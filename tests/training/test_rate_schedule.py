@@ -112,6 +112,7 @@ def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(log, tmp_path):
     begun = ("fresh", "begins here")
     old, scheduled = make_config(logistic=True), make_config(SCHEDULES, logistic=True)

@@ -55,6 +55,7 @@ def test_rounding_moves_each_initial_weight_by_one_unit_in_its_last_place(log, t
     assert abs(np.mean(signs)) < 0.4
 
 
+@pytest.mark.slow
 def test_order_changes_that_of_rows_within_queries_alone_and_stays_rounding(log, original, tmp_path):
     retrain = trained(log, tmp_path / "run", kind="order")
     assert 0 < largest_difference(original, retrain, slice(None)) < 1e-3
@@ -68,6 +69,7 @@ def test_order_changes_that_of_rows_within_queries_alone_and_stays_rounding(log,
     )
 
 
+@pytest.mark.slow
 def test_dropped_queries_are_scored_and_not_learned_from(log, tmp_path):
     original = trained(log, tmp_path / "original", logistic=True)
     retrain = trained(log, tmp_path / "run", logistic=True, kind="drop_rows", share=0.3)

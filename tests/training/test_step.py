@@ -246,6 +246,7 @@ def test_steps_follow_the_reference():
     assert min(moved.values()) > 1e-3, moved
 
 
+@pytest.mark.slow
 def test_pairs_that_train_outside_embeddings_leave_those_to_the_loss_without_them():
     ranking = {"weight": 0.4, "query_exponent": 1, "trains": "outside_embeddings"}
     config = make_config(objective={"ranking": ranking})

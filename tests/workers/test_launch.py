@@ -104,6 +104,7 @@ reporter.report("error", text="é" * 9000)
         assert own[-1].kind == "error" and 100 < len(own[-1].content["text"]) < 9000
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named_with_its_way_of_dying_and_all_restart_so_many_times(place):
     script = """
 if rank == 1:
@@ -195,7 +196,9 @@ lose()
 }
 
 
-@pytest.mark.parametrize("case", LOST)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case == "that is stopped" else ()) for case in LOST]
+)
 def test_the_worker_is_named(place, case):
     script, options, named = LOST[case]
     with pytest.raises(WorkerLostError) as failure:
@@ -220,6 +223,7 @@ time.sleep(1000)
     assert str(failure.value).startswith("worker 1 does not answer; ")
 
 
+@pytest.mark.slow
 def test_when_the_first_is_done_nothing_restarts(place):
     """It leaves last: all that others lose then is the first one."""
     script = """

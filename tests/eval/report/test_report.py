@@ -201,6 +201,7 @@ def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     assert "Over time" not in [section.title for section in single.sections]
 
 
+@pytest.mark.slow
 def test_a_log_without_queries_is_drawn_by_auc(rows, tmp_path):
     alone = rows.assign(query_id=np.arange(len(rows)))
     run = write_run(tmp_path / "run", alone, predict(rows, 1, 1.0), windows=12)

@@ -99,6 +99,7 @@ def test_runs_over_another_log_or_of_other_examples(rows, copy):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_absent_costs_and_predictions_are_absent(copy):
     costs = {name: cost(name) for name in ARMS}
     costs["dcn"] = {"train_flops": 1100.0, "learned_share": None, "step_ms": None}

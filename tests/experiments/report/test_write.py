@@ -120,6 +120,7 @@ def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):
     assert (high - low) / 2 == pytest.approx(margin_of(relative), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
     """By what they differ in: against runs of the same seed, and the pairs of seeds beside them."""
     noise = {"base": 0.3, "dcn": 0.1}
@@ -239,6 +240,7 @@ def test_calibration_is_that_of_all_seeds_together(experiment):
     assert np.dot(weights, labels) == pytest.approx(label)
 
 
+@pytest.mark.slow
 def test_whether_a_change_is_significant(rows, tmp_path):
     """By the interval alone ``mixed`` would be: the seeds move far apart, one against the rest."""
     better, worse, base = (predict(rows, 5, skill) for skill in (3.0, 0.95, 1.0))

@@ -213,6 +213,7 @@ def patches(images, layer):
     return np.stack(found, axis=1)
 
 
+@pytest.mark.slow
 def test_kronecker_factors_of_convolutions():
     """BACKPACK's convention: A sums over positions, and B is the Gauss-Newton matrix of the bias."""
     loss = "categorical_crossentropy"

@@ -215,6 +215,7 @@ def by_hand(model, images, scale, shift, row_scale, noise):
     return pooled @ tf.convert_to_tensor(kernels["last"]) + model.get_layer("last").bias, normal
 
 
+@pytest.mark.slow
 def test_a_block_of_a_resnet_beside_gradients_of_each_row():
     """THESIS eq. 3.6-3.7 for convolutions, 3.10-3.12 for scales and shifts, by variables of single rows."""
     model = resnet_block()

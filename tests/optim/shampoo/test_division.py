@@ -154,14 +154,15 @@ def assert_same_run(found, expected):
                 np.testing.assert_allclose(whole, value, rtol=1e-9, atol=1e-10, err_msg=name)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[3:]]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[2:]]
 
 
-@pytest.mark.parametrize("case", [*list(CASES)[:3], *SLOW])
+@pytest.mark.parametrize("case", [*list(CASES)[:2], *SLOW])
 def test_workers_take_the_steps_of_one_process(case):
     assert_same_run(together(3, lambda workers: run(workers, case)), run(case=case))
 
 
+@pytest.mark.slow
 def test_what_one_number_of_workers_saved_goes_on_with_another():
     one = run()
     resumed = run(begin=BREAK, state=merged(together(2, lambda workers: run(workers, end=BREAK))))

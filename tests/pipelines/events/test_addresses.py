@@ -108,6 +108,7 @@ def test_the_log_at_an_address_has_the_files_of_a_local_one_its_manifests_last(d
         assert of_partition[-1] == f"{LOG}/manifests/{start:019d}-{end:019d}.json"
 
 
+@pytest.mark.slow
 def test_a_job_run_again_publishes_what_is_missing_and_replaces_nothing(day, capsys, monkeypatch):
     assert run() == 0
     before = files_of(day)

@@ -58,6 +58,7 @@ def jsonl(folder: Path, **files: Sequence[event_files.Event]) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_events_far_ahead_of_this_machine_are_read_as_any_others(ingest, tmp_path):
     """A clock that is behind sees the same."""
     drawn = event_files.draw_events(60)

@@ -116,11 +116,12 @@ def by_hand(session: Any, schema: Schema, most: int) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "config"),
     [
         (GROWING, make_config({"ids": {"shared_rows": 1}, "max_rejected_share": 0.02})),
-        pytest.param(SHUFFLED_TAGS, parse_model(TrainConfig, EXPERTS, "test"), marks=pytest.mark.slow),
+        (SHUFFLED_TAGS, parse_model(TrainConfig, EXPERTS, "test")),
     ],
     ids=["network", "experts"],
 )
@@ -166,6 +167,7 @@ def test_it_changes_nothing_of_the_run_and_can_be_off(growing_log, whole, tmp_pa
     assert not (tmp_path / "followed/windows.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, whole, tmp_path):
     config, run, stopped = make_config({"max_rejected_share": 0.02}, logistic=True), tmp_path / "run", 0
     while not (run / "summary.json").exists():
@@ -178,6 +180,7 @@ def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, wh
     assert_measured_as(run, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_broken_off_before_and_between_its_checkpoints_measures_the_same(
     growing_log, whole, tmp_path
 ):

@@ -122,9 +122,12 @@ def test_a_run_that_is_stopped_or_fails_anywhere_ends_in_the_same_bits(faulty_lo
     assert passed == [end for end in ends if end > ends[list(linear.checkpointed())[-1] - 1]]
     assert_same(run, linear.run)
     assert second > first + 3 and summary["rejected_rows"] == 4
-    # A checkpoint by the clock is one more place to resume from, and changes nothing.
+
+
+@pytest.mark.slow
+def test_checkpoints_by_the_clock_change_nothing(faulty_log, linear, tmp_path):
     timed = config_of(LINEAR, {"checkpoint": {"every_examples": 10**6, "every_minutes": 1e-9, "keep": 99}})
-    train(log, timed, tmp_path / "timed")
+    train(faulty_log, timed, tmp_path / "timed")
     assert len(list((tmp_path / "timed/checkpoints").iterdir())) > 10
     assert_same(tmp_path / "timed", linear.run, "config.yaml", "summary", "arrays", "newest")
 
