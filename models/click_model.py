@@ -6,7 +6,7 @@ A plain model reads the features of both towers::
 
 In a factorized model Q depends only on the features of the Quality tower, and U on those of the UI tower::
 
-    logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
+    p = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
 so that the linear weights are still added; an ``Architecture`` without them lacks these terms and their
 factors. An ensemble's prediction is the mean of its components' probabilities.
@@ -122,7 +122,7 @@ def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.T
 
 
 def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
-    """Computes the components' logits tau(Q . U), float32 [n, B].
+    """Computes the components' logits, those of tau(Q . U), float32 [n, B].
 
     Args:
         quality: the result of ``quality``.

@@ -45,9 +45,9 @@ def query_effect(
 
 
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
-    """Computes the factors 1 / (1 + s H), float32 [B], for the gradient and the curvature of a bias.
+    """Computes 1 / (1 + s sum w p (1 - p)), float32 [B], the factor of a bias's gradient and curvature.
 
-    ``query`` is as in ``query_effect``; ``curvature`` is w p (1 - p), float32 [B].
+    ``query``: see ``query_effect``; ``curvature``: w p (1 - p), float32 [B].
     """
     total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
     return tf.gather(1.0 / (1.0 + VARIANCE * total), query)

@@ -63,7 +63,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A numeric feature, without table rows; its numbers follow the embeddings in the input of its tower.
+    """A numeric feature, without table rows; its values follow the embeddings in the input of its tower.
 
     Attributes:
         size: the number of values per row.

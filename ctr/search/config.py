@@ -1,7 +1,7 @@
 """Configuration of a search: its space, the target cost, and the controller that learns which is best (FF 3.2).
 
-The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
-random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS
+Published values of the controller's options are from TuNAS (Bender et al., "Can weight sharing outperform
+random architecture search?", CVPR 2020), on which FF's search is built, and from TabNAS (Yang et al., NeurIPS
 2022).
 """
 

@@ -5,7 +5,7 @@ is compiled again. With M_i the mask of layer i's units, R_i the mask of its bot
 
     deep layer      h_i = activation(h_s W_i + b_i)         W_i := M_s' W_i M_i,   b_i := b_i M_i
     bottleneck      h_i = activation(h_s U_i V_i + b_i)     U_i := M_s' U_i R_i,   V_i := V_i M_i
-    cross           U_i := U_i R_i,  b_i := b_i max(R_i);   with rank 0 it is the identity
+    cross           U_i := U_i R_i,  b_i := b_i max(R_i);   if R_i is zero it is the identity
     features        a feature's embedding and linear weight times the mask of its columns
     factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the elements of Q and U
 

@@ -52,7 +52,7 @@ class ControllerRecord(Record):
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:
-    """Reads the controller's records from controller.jsonl in ``folder``; returns none if there is no file."""
+    """Reads the controller's records from controller.jsonl in ``folder``; empty if there is no such file."""
     path = folder / CONTROLLER_FILE
     if not path.exists():
         return []

@@ -175,7 +175,7 @@ class SharedStep(CompiledStep):
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Trains the controller and the weights on a batch; returns the first trained candidate's earlier scores."""
+        """Trains the controller and weights on a batch; returns the first trained candidate's scores from before."""
         if not feed.rows:
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy

@@ -413,7 +413,7 @@ class TrainConfig(StrictModel):
 
     @property
     def schedules(self) -> dict[str, RateSchedule]:
-        """Returns the schedules that change a rate, by their groups of variables."""
+        """Returns the learning rate schedules that are not constant, by group of variables."""
         constraints = self.objective.bias_constraints
         texts = {
             "embeddings": self.optimizer.embeddings.schedule,
@@ -450,7 +450,7 @@ class TrainConfig(StrictModel):
     def ramps_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns the ramps of ``ramps_at`` at each of several numbers of examples, by name."""
+        """Returns the values of ``ramps_at`` for each of several numbers of examples, as lists by ramp name."""
         before, off = before or {}, dict.fromkeys(TERMS, [0.0] * len(examples))
         ramps = {"alpha2": self.model.crosses.ramp}
         ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
@@ -473,7 +473,7 @@ class TrainConfig(StrictModel):
     def rates_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns the rates of ``rates_at`` at each of several numbers of examples, by group."""
+        """Returns the values of ``rates_at`` for each of several numbers of examples, as lists by group."""
         before, rates = before or {}, dict.fromkeys(("embeddings", "dense", "duals"), [1.0] * len(examples))
         for group, schedule in self.schedules.items():
             rates[group] = [schedule.at(count + before.get(f"rate_{group}", 0)) for count in examples]

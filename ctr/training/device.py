@@ -123,7 +123,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def resolve_compute_dtype(compute_dtype: str) -> str:
-    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
+    """Returns ``float32`` or ``bfloat16``; ``auto``: bfloat16 on a TPU or a processor with bfloat16 instructions."""
     if compute_dtype != "auto":
         return compute_dtype
     accelerated = accelerator() == "TPU" or bool(cpu_flags() & _BFLOAT16_FLAGS)

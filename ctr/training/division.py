@@ -72,7 +72,7 @@ class Share(NamedTuple):
     def arrays(
         self, layouts: Sequence[TableLayout], plans: Sequence[TablePlan]
     ) -> list[dict[str, np.ndarray]]:
-        """Returns the arrays that the step takes from padded plans whose ids all have rows, by name."""
+        """Returns, for each table, the arrays that the step takes from its padded plan; all ids must have rows."""
         if self.division is None:
             return [{name: getattr(plan, name) for name in PLAN} for plan in plans]
         each = zip(layouts, plans, self.division.placement.dealt, strict=False)
@@ -123,8 +123,8 @@ def share_of_table(
     A table is mirrored on all workers, or divided: its rows are dealt to them.
 
     Returns:
-        ``distinct``: int32 [Q], the rows of the table that the batch needs, each once, of a divided table only those
-        that this worker holds; may be padded with rows that the batch does not need. ``single``, ``values`` and
+        ``distinct``: int32 [Q], the rows that the batch needs, each once; of a divided table, the indices of those in
+        this worker's part. May be padded with rows that the batch does not need. ``single``, ``values`` and
         ``segments`` as in ``TablePlan``, for this worker's B rows: positions in ``distinct``, or for a divided table in
         the W * P rows that it gets from all workers. For a divided table also ``asked``: int32 [W, P], for each worker,
         positions in ``distinct`` of the rows that it needs, with padding to which no position refers.

@@ -22,7 +22,7 @@ inputs, batches of B rows and |W| the number of elements of W:
                                     statistics, and 14 d^3 for each root every tau1 steps               PSO 2-3
     clipping                        3 |W|
 
-The operations of a step are divided by B. Schedules count as late in a run: the more frequent roots at its beginning,
+The operations of a step are divided by B. They are counted as late in a run: more frequent roots at its beginning,
 and roots that are reused because their statistics changed little, are ignored. Losses and constraints, some ten
 operations per example, are left out. A rank head, which serving lacks, counts for learning alone.
 """

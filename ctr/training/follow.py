@@ -3,9 +3,9 @@
 The result equals one pass over the whole log, whenever the partitions appeared, and however often the run was
 stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
-A line for each batch that completed a partition of the log, and one at the end of an advance that processed more::
+It has a line for each batch that completed a partition, and one at the end of an advance that processed more rows::
 
-    {"time": 1767225600.25,           seconds since 1970 of the line
+    {"time": 1767225600.25,           time of writing, seconds since 1970
      "position": 81920,               rows of the log that the run has processed
      "rows": 4096,                    rows processed since the last line
      "waiting": 310,                  published rows not processed yet

@@ -70,7 +70,7 @@ def one_pass(
 def _learned(feeds: Iterator[AnyFeed], run: Run, step: CompiledStep) -> Iterator[tuple[AnyFeed, Scores]]:
     """Scores and learns from feeds; one call takes several small batches, up to the next one after which work is due.
 
-    Score, with the weights from before the update, and learn when due: one compiled step does both.
+    One compiled step scores, with the weights from before the update, and learns if that is due.
     """
     for read in feeds:
         feed = read.of_tables(step.state.active_layouts)

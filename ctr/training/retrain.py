@@ -1,6 +1,6 @@
-"""Retrains: the same model, settings, seed and log once more, except for effects that vary in production (FF 5).
+"""Retrains: runs with the same model, settings, seed and log, except for an effect that varies in production (FF 5).
 
-Two retrains have the prediction difference that production sees between equal models on other hardware.
+The prediction difference of two retrains is what production sees between equal models on different hardware.
 """
 
 from collections.abc import Mapping

@@ -125,7 +125,7 @@ def open_session(
     Args:
         log: a folder with an example log, which may grow.
         run_dir: a new run directory, or one of a run with the same configuration.
-        progress: called after every call, which learns from one batch or from several small ones, with the position
+        progress: called after each batch, or several small batches that one call learns from, with the position
             in the log and the metrics of the pass so far: ``per_query_auc``, ``auc``, ``logloss``,
             ``calibration_bias``, ``calibration_ratio``, None where undefined. The metrics may be a few calls old,
             and AUC as old as the last window.
@@ -199,7 +199,7 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Reads newly published partitions; returns whether rows were added. Raises InputError if logs have changed."""
+        """Reads newly published partitions; returns whether there is more to read. Raises InputError if logs changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)

@@ -18,7 +18,7 @@ def microseconds(seconds: float) -> int:
 class DecayClock:
     """Weights of occurrences under forward decay; all occurrences at one time have the same weight.
 
-    The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). Stored is the sum of
+    The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). The map stores the sum of
     2^((time - landmark) / half_life), which does not change while an id is not seen, and differs by a factor that all
     ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
     exact except for frequencies below 2^-800 of a recent occurrence.

@@ -5,9 +5,9 @@
 remove; TensorFlow's DenseHashTable slows down with removals; their keys are single numbers, some of which are reserved,
 and an entry has 16 bytes instead of 8.
 
-It is open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
-bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
-all unfinished ones at a time. The entry of a removed pair remains and is skipped. At most
+It uses open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
+bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together: the
+unfinished ones advance by one step at a time. The entry of a removed pair remains and is skipped. At most
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
 

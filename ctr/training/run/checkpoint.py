@@ -87,7 +87,7 @@ class Copies:
     def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies the arrays in ``pieces`` (name, first row, values) and ``more``; valid until the next call."""
+        """Copies arrays from ``pieces`` (name, first row, values) and ``more``; valid until the next call."""
         arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:

@@ -136,7 +136,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """Returns the timing in the summary.json of an earlier end of the run; None for values that it lacks."""
+    """Returns the timing that an earlier summary.json of the run records, by key; None for missing values."""
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")

@@ -1,6 +1,6 @@
 """Snapshot of a model between two batches: the weights needed to predict, without the state for training.
 
-A snapshot has no duals, accumulators, statistics or metrics; exports are written from it. A table with growing ids
+A snapshot has no duals, optimizer state or metrics; exports are written from it. A table with growing ids
 has the fixed rows, followed by the rows of ids that have slots, in the order of their keys. A key is an id's
 fingerprint XORed with its feature's salt, as in ``ctr.models.rows``.
 """
