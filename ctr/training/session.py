@@ -199,7 +199,7 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Reads newly published partitions; returns whether there is more to read. Raises InputError if logs changed."""
+        """Reads new partitions; returns whether there is more to read. Raises InputError if logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)

@@ -45,7 +45,7 @@ _UNKNOWN_ID = 0x6A09E667F3BCC908
 
 
 class Importance(Observer):
-    """Measures the importance of features at several positions of a pass."""
+    """Measures the importance of features at several positions of a pass that goes to the end of its log."""
 
     name = "importance"
     on_all_workers = True

@@ -134,8 +134,8 @@ def slice_names(
     """Returns the names of slices by feature or family and id, in the order that a report shows.
 
     ``slices``: the ids of each feature or family of bias constraints, by descending weight; ``families``: for each
-    family, the descriptions of its slices; ``log`` may have raw values. Vocabularies and bucket numbers are in order of
-    their names, values that are all numbers in numerical order; other values stay in the order of weight.
+    family, the descriptions of its slices; ``log`` may have raw values. Buckets and vocabularies are in the order of
+    ids, values that are all numbers in numerical order; other values stay in the order of weight.
     """
     features = {name: ids for name, ids in slices.items() if name in schema.by_name}
     hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}
