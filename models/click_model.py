@@ -81,7 +81,7 @@ def forward(
 
 
 def rounded_weights(architecture: Architecture, weights: Weights) -> dict[str, tf.Tensor]:
-    """Casts weights of crosses and deep layers to the compute dtype: the same scores, in bfloat16 from half the size."""
+    """Casts weights of crosses and deep layers to the compute dtype: equal scores, in bfloat16 at half the size."""
     dtype = architecture.compute_dtype
     layers = {f"{tower}/{kind}" for tower in architecture.towers for kind in ("cross_", "deep_")}
     return {
