@@ -219,8 +219,7 @@ class LogitCurvature(NamedTuple):
     Attributes:
         clicked: float32 [B], of the logistic loss.
         others: float32 [B], of distillation and plug-in losses, at least 0; None without such terms.
-        ranked: float32 [B], of the rank loss, which a shift of all logits of a query does not change; None without
-            a rank loss of this logit.
+        ranked: float32 [B], of the rank loss, which a shift of a query's logits does not change; None without one.
     """
 
     clicked: tf.Tensor
