@@ -161,7 +161,7 @@ class TableLayout:
 
     @property
     def columns(self) -> int:
-        """Returns the number of columns of the table."""
+        """Returns the number of columns of the table: an embedding and a linear weight for each copy."""
         return self.copies * (self.width + 1)
 
     def by_column(self, embedding: float, linear: float) -> np.ndarray:

@@ -46,7 +46,7 @@ class Controller(NamedTuple):
     steps: int
 
     def to_array(self) -> np.ndarray:
-        """Converts the state to float64 [2 K + 2], for K choices."""
+        """Returns the state as float64 [2 K + 2], for K choices of all decisions together."""
         return np.concatenate([*self.logits, *self.second_moments, [self.baseline, self.steps]])
 
 

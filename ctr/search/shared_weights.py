@@ -110,7 +110,7 @@ class Progress:
     cost: float = 0.0  # sum of their costs
 
     def to_array(self) -> np.ndarray:
-        """Converts to float64; ``progress_of`` reverses it."""
+        """Returns the state as a float64 array, from which ``progress_of`` restores it."""
         controller, *numbers = vars(self).values()
         return np.concatenate([controller.to_array(), np.array(numbers, np.float64)])
 

@@ -52,7 +52,7 @@ _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """Lag of a run behind its log."""
+    """Rows and seconds by which a run is behind its log."""
 
     rows: int  # published rows that the run has not processed yet
     seconds: float  # since publication of the first partition not fully trained on; 0 if there is none

@@ -98,7 +98,7 @@ class TrainState:
 
     @property
     def architecture(self) -> Architecture:
-        """Returns the architecture of the network."""
+        """Returns the architecture of the network expert."""
         return self.experts.experts.network
 
     @property

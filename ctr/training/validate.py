@@ -102,7 +102,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def input_hashes(logs: Logs) -> dict[str, Any]:
-    """Hashes the current logs and sidecars of a run, by their keys in summary.json."""
+    """Returns the hashes of a run's current logs and sidecars, by their keys in summary.json."""
     sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash
@@ -118,7 +118,7 @@ def input_hashes(logs: Logs) -> dict[str, Any]:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError if it was begun differently."""
+    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError if it was started differently."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

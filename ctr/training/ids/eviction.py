@@ -11,7 +11,7 @@ _RESCALE_HALF_LIVES = 256
 
 
 def microseconds(seconds: float) -> int:
-    """Converts a duration in seconds to microseconds."""
+    """Converts a duration in seconds to whole microseconds, at least 1."""
     return max(1, round(seconds * 1e6))
 
 

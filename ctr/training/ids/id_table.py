@@ -42,7 +42,7 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 
 
 class IdTable:
-    """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
+    """Hash table of pairs and their places, numbered from 0; a new pair gets the lowest free place.
 
     The member that keeps a place stores it at an index, by ``deal``; in a single process, index and place are equal.
     All members make the same calls, in the same order; only the pairs to find or remove may differ.

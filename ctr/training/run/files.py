@@ -72,7 +72,7 @@ class Background:
 
 
 class GrowingFile:
-    """A file of JSON lines whose length is stored in checkpoints, so that a resume can cut it back."""
+    """A file of JSON lines whose length is stored in checkpoints, so that a resume can truncate it."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file

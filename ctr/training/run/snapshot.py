@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def architecture(self) -> Architecture:
-        """Returns the architecture of the network."""
+        """Returns the architecture of the network expert."""
         return self.experts.network
 
     @cached_property

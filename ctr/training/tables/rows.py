@@ -129,7 +129,7 @@ def make_rows(
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Returns whether a table is divided among ``size`` workers: if ``most_rows`` take at least ``from_bytes``."""
+    """Returns whether a table is divided: if ``most_rows`` take ``from_bytes`` or more, and each worker gets a row."""
     # Each worker must have at least one of the initial rows.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
 
