@@ -23,7 +23,7 @@ Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit
 
 
 def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
-    """Returns a cached function for a candidate's cost relative to the base; it raises InputError for an invalid one."""
+    """Returns a cached function for a candidate's cost relative to the base; it raises InputError if it is invalid."""
     unit = measure(space.apply_values(base, {}))
 
     @cache
