@@ -122,7 +122,7 @@ def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.T
 
 
 def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
-    """Computes the components' logits, those of tau(Q . U), float32 [n, B].
+    """Computes the logit of tau(Q . U) for each component, float32 [n, B].
 
     Args:
         quality: the result of ``quality``.

@@ -34,7 +34,7 @@ def pool(
     ``looked_up``: for each table, with one copy, the result of ``ctr.models.embeddings.look_up`` for ``rows``,
     ``plans`` and ``gradient_by_products``. Returns ``looked_up`` and ``layouts``, with products, for ``tower_inputs``.
     """
-    # Linear weights beside the model are in separate tables of width 0.
+    # Tables of width 0 have linear weights only.
     singles = {
         feature.name: (layout, distinct, plan["single"][:, index], gradient_by_products)
         for layout, distinct, plan in zip(layouts, rows, plans, strict=True)

@@ -90,15 +90,15 @@ class Part:
     """Part of a model that a step computes with: this class selects the whole model, subclasses a candidate's part."""
 
     def weights(self, weights: Weights) -> Weights:
-        """Returns the part's dense weights, given those of the whole model."""
+        """Selects the part's dense weights from the whole model's."""
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """Returns the part's embeddings and linear weights of a table, given those of the whole model."""
+        """Selects the part's embeddings and linear weights from the whole model's look-up in a table."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """Returns the curvature of a table's rows in the part, given that of the whole model."""
+        """Returns the curvature of a table's rows for the part, from the curvature for the whole model."""
         return curvature
 
 

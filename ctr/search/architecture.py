@@ -108,7 +108,7 @@ def part_of(name: str) -> Part:
 
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
-    """Returns the shape of a configuration's model, with ``values`` replacing those of some parts."""
+    """Returns the shape of a configuration's model, with other ``values`` for some of its parts."""
     model, factors = config.model, config.model.factorized
     units, ranks = list(model.deep.units), list(model.deep.ranks)
     ui_units = list(factors.ui_units) if factors is not None else []

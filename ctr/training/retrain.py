@@ -1,6 +1,6 @@
 """Retrains: runs with the same model, settings, seed and log, except for an effect that varies in production (FF 5).
 
-The prediction difference of two retrains is what production sees between equal models on different hardware.
+Two retrains differ in their predictions as much as equal models on different hardware do in production.
 """
 
 from collections.abc import Mapping

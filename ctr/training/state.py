@@ -103,7 +103,7 @@ class TrainState:
 
     @property
     def all_weights(self) -> dict[str, tf.Variable]:
-        """Returns all weights except those of tables, by name."""
+        """Returns all weights that are not in tables, by name."""
         return {**self.weights, **self.experts.weights}
 
     @property

@@ -1,6 +1,6 @@
 """The table of pairs: linear weights of all features of a model, and of all pairs of single-valued ones.
 
-Its features have width 0; their ids are those of a feature of the log, or combine the ids of two. Loads no TensorFlow.
+Its features have width 0, and use the ids of a feature of the log or combine the ids of two. Loads no TensorFlow.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ The map is a function of the trained batches, in their order, and their event ti
 The members of a group see the same batches and share one map. The slots are dealt to them: each keeps the ids of its
 slots and counts their uses; all know the number of slots of each feature and the totals. For each batch they exchange
 the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
-that of a single process.
+the map of a single process.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
 the index.

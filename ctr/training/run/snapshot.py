@@ -72,7 +72,7 @@ class Snapshot:
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
-        """Returns the weights for an export, those of the layers rounded to the compute dtype."""
+        """Returns the weights for an export, with the layers' weights rounded to the compute dtype."""
         rounded = rounded_weights(self.architecture, self.weights)
         return {
             name: weight

@@ -36,7 +36,7 @@ class Local:
         return self.groups[table].deal
 
     def signature(self, table: int) -> dict[str, tf.TensorSpec]:
-        """Returns the specs of the arrays that a plan for a table has in addition to those of a ``TablePlan``."""
+        """Returns the specs of arrays that a plan for a table has in addition to the arrays of a ``TablePlan``."""
         return {"asked": tf.TensorSpec([None, None], tf.int32)} if self.dealt[table] else {}
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
