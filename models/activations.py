@@ -1,4 +1,4 @@
-"""The activations of the deep layers, alone and combined with their biases."""
+"""Activations of the deep layers, alone and fused with the addition of a bias."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from ctr.models.own_gradient import one_pass, own_gradient, sum_of_rows
 Activation = Callable[[tf.Tensor], tf.Tensor]
 
 BiasedActivation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""``activation(z + bias)`` of z [n, B, m] and bias [n, 1, m]."""
+"""Computes ``activation(z + bias)`` for z [n, B, m] and bias [n, 1, m]."""
 
 
 def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
@@ -27,12 +27,12 @@ def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
         [0.0, 0.125, 0.5, 2.0]
     """
     smooth = tf.square(tf.nn.relu(z + beta)) / (4 * beta)
-    # NaN fails the comparison: it stays NaN by way of the square.
+    # NaN fails the comparison, and stays NaN in the square.
     return tf.where(z >= beta, z, smooth)
 
 
 def relu(z: tf.Tensor) -> tf.Tensor:
-    """Computes max(z, 0) and keeps NaN, which ``tf.nn.relu`` may not when it is compiled."""
+    """Computes max(z, 0) and keeps NaN, unlike ``tf.nn.relu``, which may drop it when compiled."""
     return tf.where(z <= 0, tf.zeros_like(z), z)
 
 
@@ -54,7 +54,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @functools.cache
 def make_activation(name: str, smelu_beta: float) -> Activation:
-    """Returns an activation of float32; the same object for the same arguments.
+    """Returns the activation function with this name; the same object for the same arguments.
 
     Args:
         name: ``smelu`` or a key of ``ACTIVATIONS``.
@@ -65,11 +65,11 @@ def make_activation(name: str, smelu_beta: float) -> Activation:
 
 @functools.cache
 def biased_activation(activation: Activation, compiled: bool) -> BiasedActivation:
-    """Makes an activation of a product plus a bias, which computes in float32 and rounds to the product's dtype.
+    """Returns a function that adds a bias and applies an activation, in float32, rounded to the input's dtype.
 
     Args:
         activation: takes and returns float32.
-        compiled: whether it is one compiled pass in each direction (``ctr.models.own_gradient``).
+        compiled: whether XLA compiles it to one pass in each direction (``ctr.models.own_gradient``).
     """
 
     def value(z: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:

@@ -11,7 +11,7 @@ Array = Any
 
 
 class Network(Protocol):
-    """A network that replaces crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
+    """A network that replaces crosses and deep layers; see ``ctr.training.model_config.NetworkPlugin``."""
 
     @property
     def units(self) -> int: ...
@@ -24,10 +24,10 @@ class Tower(NamedTuple):
 
     Attributes:
         crosses: number of crosses.
-        cross_rank: rank of their products; 0 for full matrices.
+        cross_rank: rank of their matrices; 0 for full rank.
         units: widths of the deep layers.
         ranks: ranks of the deep layers' bottlenecks, 0 for none.
-        sources: for each deep layer, and last for the head, the layers that it reads beside the previous one: 0 for the
+        sources: for each deep layer, and last for the head, the layers read besides the previous one: 0 for the
             output of the crosses, i for the output of deep layer i - 1.
     """
 
@@ -40,7 +40,7 @@ class Tower(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """The factorization of a model, p = tau(Q . U).
+    """Factorization of a model, p = tau(Q . U) (FF 6).
 
     Attributes:
         width: width of the learned part of Q and U.
@@ -57,20 +57,20 @@ class Factors:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a model. Raises ValueError for an impossible shape.
+    """The shape of a model. Raises ValueError if its settings do not fit together.
 
     Attributes:
         cross_layers: number of crosses; 0 for none.
-        cross_rank: rank of their products; 0 for full matrices.
+        cross_rank: rank of their matrices; 0 for full rank.
         deep_units: widths of the deep layers.
-        deep_ranks: ranks of their bottlenecks, 0 for none; empty for none at all.
+        deep_ranks: ranks of their bottlenecks, 0 for none; empty if no layer has one.
         activation: name of the activation, for ``ctr.models.activations.make_activation``.
         smelu_beta: beta of SmeLU.
         prior: the initial predicted click probability.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: number of components of the ensemble; 1: no ensemble.
-        factors: the factorization; None: the plain model.
+        factors: the factorization; None: a plain model.
         linear: whether the linear weights are added to the logit.
         sources: sources of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
@@ -137,19 +137,19 @@ class Architecture:
         ]
 
     def input_dtype(self, tower: str) -> str:
-        """Returns the dtype of a tower's embeddings: the compute dtype, or float32 if no layer computes with them."""
+        """Returns the dtype of a tower's embeddings: the compute dtype, or float32 if no layer reads them."""
         layers = self.towers.get(tower if self.factors is not None else "quality")
         return self.compute_dtype if layers is not None and (layers.crosses or layers.units) else "float32"
 
 
 def label_weights(name: str) -> tuple[str, str]:
-    """Returns the names of the matrix of a further label's output, [h, 1], and of its bias, a scalar."""
+    """Returns the names of the output matrix, [h, 1], and of the output bias, a scalar, of a further label."""
     return f"{LABELS}{name}/out", f"{LABELS}{name}/bias"
 
 
 LABELS = "labels/"
-"""What the names of the weights of further labels begin with, within a component."""
+"""Prefix of the names of further labels' weights, within a component."""
 
 
 NETWORK = "quality/network/"
-"""What the names of the weights of an ``Architecture.network`` begin with, within a component."""
+"""Prefix of the names of an ``Architecture.network``'s weights, within a component."""

@@ -1,12 +1,12 @@
-"""The dense part of the click model: plain or factorized, of one component or of several (FF 4.3, 5, 6).
+"""The dense part of the click model: plain or factorized, with one or several components (FF 4.3, 5, 6).
 
-Plain, on the features of both towers::
+A plain model reads the features of both towers::
 
     logit = w . DCN(e_0) + b + sum of linear weights
 
-Factorized, where Q depends on the features of the Quality tower alone and U on those of the UI tower::
+In a factorized model Q depends only on the features of the Quality tower, and U on those of the UI tower::
 
-    logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
+    p = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
 so that the linear weights are still added; an ``Architecture`` without them lacks these terms and their
 factors. An ensemble's prediction is the mean of its components' probabilities.
@@ -24,10 +24,10 @@ from ctr.models.dcn import Weights, stacked, tower_outputs
 
 
 class TowerInput(NamedTuple):
-    """The input of a tower for B rows: c = 1, or the number of components if each has separate embeddings.
+    """The input of a tower for B rows; c is 1, or the number of components if each has separate embeddings.
 
     Attributes:
-        e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
+        e0: [c, B, m], the concatenated embeddings, float32 or in the compute dtype.
         linear: float32 [c, B], the summed linear weights.
     """
 
@@ -36,12 +36,12 @@ class TowerInput(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of n components for B rows.
+    """Scores of n components for B rows.
 
     Attributes:
-        logits: float32 [n, B], of the click.
-        rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
-        labels: float32 [n, B] each, the logits of ``Architecture.labels`` by name.
+        logits: float32 [n, B], the click's logits.
+        rank_scores: float32 [n, B], scores of the rank head, which only training uses; without one, the logits.
+        labels: by name, the logits of ``Architecture.labels``, float32 [n, B] each.
     """
 
     logits: tf.Tensor
@@ -65,7 +65,7 @@ def forward(
 
     Args:
         weights: see ``ctr.models.initial_weights``; weights of a rank head, which only training uses, may be missing.
-        inputs: inputs of each tower of a factorized model, otherwise of ``quality`` alone.
+        inputs: the input of each tower of a factorized model, otherwise of ``quality`` alone.
         alpha2: float32 scalar in [0, 1].
         compiled: see ``ctr.models.dcn.hidden_layers``.
     """
@@ -81,7 +81,7 @@ def forward(
 
 
 def rounded_weights(architecture: Architecture, weights: Weights) -> dict[str, tf.Tensor]:
-    """Rounds weights to the dtype of the products once: the same scores, from weights of half the size."""
+    """Casts weights of crosses and deep layers to the compute dtype: equal scores, in bfloat16 at half the size."""
     dtype = architecture.compute_dtype
     layers = {f"{tower}/{kind}" for tower in architecture.towers for kind in ("cross_", "deep_")}
     return {
@@ -108,32 +108,32 @@ def _plain_scores(
 
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
-    """Computes Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
+    """Computes Q, float32 [B, n, K + 2], with the K learned numbers first; [B, n, K] unless ``architecture.linear``."""
     components = architecture.by_component(weights)
     learned = tower_outputs(architecture, components, "quality", inputs.e0, alpha2)[0]
     return tf.transpose(_with_linear(architecture, learned, inputs, True), [1, 0, 2])
 
 
 def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.Tensor:
-    """Computes U of a factorized model, float32 [B, n, K + 2]."""
+    """Computes U of a factorized model, of the same shape as ``quality``."""
     components = architecture.by_component(weights)
     (learned,) = tower_outputs(architecture, components, "ui", inputs.e0, tf.constant(0.0))
     return tf.transpose(_with_linear(architecture, learned, inputs, False), [1, 0, 2])
 
 
 def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
-    """Computes the components' logits tau(Q . U), float32 [n, B].
+    """Computes the logit of tau(Q . U) for each component, float32 [n, B].
 
     Args:
-        quality: Q, float32 [B, n, K + 2].
-        ui: U, in the same form.
+        quality: the result of ``quality``.
+        ui: the result of ``ui``.
     """
     products = tf.transpose(tf.reduce_sum(quality * ui, axis=2))
     return _transfers(architecture, architecture.by_component(weights), products)
 
 
 def _with_linear(a: Architecture, learned: tf.Tensor, inputs: TowerInput, is_quality: bool) -> tf.Tensor:
-    """Adds to the learned numbers of Q or U, [n, B, K], the linear weights and a one that meets the other's."""
+    """Appends to Q or U, [n, B, K], its summed linear weights and a 1, by which the other's are multiplied."""
     if not a.linear:
         return learned
     linear = tf.broadcast_to(inputs.linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
@@ -147,7 +147,7 @@ def _transfers(a: Architecture, components: Sequence[Weights], products: tf.Tens
 
 
 def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
-    """Computes the logit of the mean of n probabilities, exact for logits of any size.
+    """Computes the logit of the mean of n components' probabilities, exact for logits of any size.
 
     Args:
         logits: float32 [n, B].
@@ -163,14 +163,14 @@ def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
 
 
 def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
-    """Computes logits, float32 [B], of products s, float32 [B]: tau of p = tau(Q . U) (FF section 6).
+    """Computes the logit of tau(s), float32 [B], for products s = Q . U, float32 [B] (FF section 6).
 
-    Without pieces, scale * s + bias. Otherwise a learned continuous function of linear pieces, each of which increases:
-    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded. The
-    initial function, with pieces or without, increases and has tau(0) = prior.
+    Without pieces it is scale * s + bias. Otherwise it is a learned, continuous, increasing piecewise-linear function:
+    each slope is the softplus of its weight. The first and the last piece are unbounded. The initial function increases
+    and has tau(0) = prior.
 
     Args:
-        weights: weights of the component.
+        weights: the component's weights.
     """
     if not factors.pieces:
         return weights["transfer_scale"] * s + weights["transfer_bias"]
@@ -178,7 +178,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     lower, upper = np.append(np.float32(-np.inf), inner), np.append(inner, np.float32(np.inf))
 
     def clip(s: tf.Tensor) -> tf.Tensor:
-        """Clips s to each piece."""
+        """Clips s to the interval of each piece."""
         # At a joint only the piece above has a slope: minimum and maximum alone would count the slopes of both pieces.
         outside = tf.stop_gradient(tf.minimum(tf.maximum(s, lower), upper))
         return tf.where((s >= lower) & (s < upper), s, outside)
@@ -189,7 +189,7 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
 
 
 def _joints(factors: Factors) -> np.ndarray:
-    """Returns joints spaced evenly over [-reach, reach]; a single one is at 0."""
+    """Returns the joints of the pieces, spaced evenly over [-reach, reach]; a single joint is at 0."""
     if factors.pieces == 2:
         return np.zeros(1, np.float32)
     return np.linspace(-factors.reach, factors.reach, factors.pieces - 1, dtype=np.float32)

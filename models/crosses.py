@@ -1,9 +1,9 @@
-"""The low-rank crosses of DCNv2 under a ramp.
+"""The crosses of DCNv2, of low or full rank, multiplied by a ramp.
 
     e_i = alpha2 * (e_0 * (e_{i-1} U_i V_i + b_i)) + e_{i-1}          (FF 4.3; b_i as in DCNv2)
 
-``alpha2`` ramps from 0 to 1, so that training starts as if there were no crosses (ReZero). ``crosses`` is this formula,
-``fused_crosses`` the same for training, with fewer passes over memory.
+``alpha2`` ramps from 0 to 1, so that training starts as if there were no crosses (ReZero). ``crosses`` computes this
+formula, ``fused_crosses`` the same for training with fewer passes over memory.
 """
 
 import functools
@@ -14,19 +14,19 @@ import tensorflow as tf
 from ctr.models.own_gradient import one_pass, own_gradient, sum_of_rows
 
 Layer = tuple[Sequence[tf.Tensor], tf.Tensor]
-"""The matrices of n layers of one shape, each [n, ., .], W alone or U and V, and their biases, [n, 1, units]."""
+"""The stacked weights of n layers of equal shape: matrices [n, ., .], W or U and V, and biases [n, 1, units]."""
 
 
 def crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> tf.Tensor:
-    """Computes the last e_i of n towers, products in the dtype of e_0 and everything else in float32.
+    """Computes the last e_i of n towers, with products in the dtype of e_0 and everything else in float32.
 
     Args:
-        e0: [n, B, m], or [1, B, m] for all towers.
+        e0: [n, B, m], or [1, B, m] if all towers share it.
         alpha2: float32 scalar.
-        layers: the weights of each cross, of the dtype of e_0.
+        layers: the weights of each cross, in the dtype of e_0.
 
     Returns:
-        [n, B, m] of the dtype of e_0.
+        [n, B, m] in the dtype of e_0.
     """
     e = e0
     for matrices, bias in layers:
@@ -42,8 +42,8 @@ def _float32(x: tf.Tensor) -> tf.Tensor:
 def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> tf.Tensor:
     """Computes the same as ``crosses``, up to rounding, with one compiled pass per cross in each direction.
 
-    The custom gradient keeps only the products and recomputes everything else. alpha2 has no gradient, and the gradient
-    by e_0 is float32, since it is summed over a batch next.
+    The custom gradient keeps only the products and recomputes everything else. alpha2 has no gradient; the gradient
+    with respect to e_0 is float32, since it is summed over a batch next.
     """
 
     @own_gradient
@@ -65,7 +65,7 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> 
 def _forward(
     e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]
 ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-    """Returns the last e_i, and for each cross its input and all products."""
+    """Returns the last e_i and, for each cross, the list of its input and its products."""
     e, chains = e0, []
     for matrices, bias in layers:
         chain = [e]
@@ -85,7 +85,7 @@ def _backward(
     layers: Sequence[Layer],
     chains: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Returns the gradients of e_0 and of all weights, in their order."""
+    """Returns the gradients with respect to e_0 and to all weights, in order."""
     towers = layers[0][1].shape[0]
     shape = [towers, None, e0.shape[2]]
     of_weights: list[tf.Tensor] = []
@@ -109,7 +109,7 @@ def _backward(
     return [tf.ensure_shape(of_e0, e0.shape), *of_weights]
 
 
-# The element-wise parts of a cross and of its gradient. ``inner`` is e_{i-1} U V, ``upstream`` the gradient of e_i.
+# Element-wise parts of a cross and its gradient. ``inner`` is e_{i-1} U V, ``upstream`` the gradient w.r.t. e_i.
 
 
 def _cross(
@@ -121,7 +121,7 @@ def _cross(
 def _cross_gradient(
     upstream: tf.Tensor, inner: tf.Tensor, bias: tf.Tensor, e0: tf.Tensor, alpha2: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns the gradients of ``inner`` and of e_0, at the last cross."""
+    """Returns the gradients with respect to ``inner`` and e_0 at the last cross."""
     scaled = alpha2 * upstream
     return [scaled * e0, scaled * (inner + bias)]
 
@@ -135,11 +135,11 @@ def _next_cross_gradient(
     of_input: tf.Tensor,
     of_e0: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Returns the same at an earlier cross, and the whole gradient of e_i.
+    """Returns the gradients with respect to ``inner``, e_0 and e_i at a cross before the last one.
 
     Args:
-        of_input: the gradient of the next cross' input by way of its product.
-        of_e0: the gradient of e_0 by way of the later crosses, to which this one's is added.
+        of_input: the gradient with respect to e_i through the product of the next cross.
+        of_e0: the gradient with respect to e_0 through the later crosses, to which this cross adds.
     """
     total = upstream + of_input
     scaled = alpha2 * total

@@ -1,8 +1,8 @@
-"""A tower: crosses, then deep layers, then heads, of several components at once.
+"""A tower: crosses, then deep layers, then heads, computed for several components at once.
 
     h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
 
-A layer that may read several layers sums its products with all of them (``Tower.sources``).
+A layer with several sources adds up its products with all of them (``Tower.sources``).
 """
 
 import functools
@@ -15,7 +15,7 @@ from ctr.models.architecture import NETWORK, Architecture, Network, label_weight
 from ctr.models.crosses import Layer, crosses, fused_crosses
 
 Weights = Mapping[str, tf.Tensor]
-"""By the names of ``ctr.models.initial_weights``; float32, or as ``rounded_weights`` makes them."""
+"""Weights by the names of ``ctr.models.initial_weights``; float32, or from ``rounded_weights``."""
 
 
 def tower_outputs(
@@ -26,9 +26,9 @@ def tower_outputs(
     alpha2: tf.Tensor,
     compiled: bool = False,
 ) -> list[tf.Tensor]:
-    """Computes the outputs of the heads of n towers, float32 [n, B, units]: of click, ranking and further labels.
+    """Computes the outputs of the heads for n components, float32 [n, B, units]: click, ranking, further labels.
 
-    The arguments are those of ``hidden_layers``.
+    For the arguments see ``hidden_layers``.
     """
     hidden = hidden_layers(architecture, components, tower, e0, alpha2, compiled)
     hidden[-1] = tf.cast(hidden[-1], tf.float32)
@@ -61,9 +61,9 @@ def hidden_layers(
     """Computes the inputs of the deep layers and the head: e_0 or the last e_i, then each h_i, [n, B, h].
 
     Args:
-        components: the weights of each.
+        components: the weights of each component.
         tower: name of the tower.
-        e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
+        e0: [n, B, m], the concatenated embeddings, or [1, B, m] if shared; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
         compiled: whether XLA compiles the operations between the products (``ctr.models.own_gradient``).
     """
@@ -89,7 +89,7 @@ def hidden_layers(
 
 
 def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-    """Computes the outputs of the network that replaces the layers, [n, B, units], of the dtype of ``e0``."""
+    """Computes the outputs, [n, B, units], of the network that replaces the layers, in the dtype of ``e0``."""
     inputs, outputs = tf.unstack(e0), []
     for number, component in enumerate(components):
         weights = {
@@ -102,7 +102,7 @@ def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alp
 
 
 def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor]) -> tf.Tensor:
-    """Adds up the products of layers' outputs with matrices."""
+    """Adds up the products of layer outputs with matrices, which are given by the index of the layer in ``hidden``."""
     read = [tf.matmul(tf.cast(hidden[source], matrix.dtype), matrix) for source, matrix in matrices.items()]
     return read[0] if len(read) == 1 else tf.add_n(read)
 
@@ -121,17 +121,17 @@ def _detours(
 
 
 def _layer(components: Sequence[Weights], name: str, dtype: str) -> Layer:
-    """Stacks the weights of n layers of one shape."""
+    """Stacks a layer's weights over n components."""
     names = ["w"] if f"{name}/w" in components[0] else ["u", "v"]
     bias = stacked(components, f"{name}/{names[-1]}_bias", dtype)
     return [stacked(components, f"{name}/{part}", dtype) for part in names], tf.expand_dims(bias, 1)
 
 
 def stacked(components: Sequence[Weights], name: str, dtype: str = "float32") -> tf.Tensor:
-    """Stacks a weight of n components, [n, ...]."""
+    """Stacks a weight over n components, [n, ...]."""
     return stack([tf.cast(component[name], dtype) for component in components])
 
 
 def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Stacks tensors of one shape along a new first axis; a single one is not copied."""
+    """Stacks tensors of equal shape along a new first axis, without a copy if there is only one."""
     return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)

@@ -1,4 +1,4 @@
-"""The embedding tables, and the look-up of a batch's embeddings."""
+"""Embedding tables, and the look-up of a batch's embeddings."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +19,22 @@ Plan = Mapping[str, tf.Tensor]
 _PHILOX = 1
 # Rows that are drawn together; a multiple of four.
 _PIECE = 65536
-# Of splitmix64's sequence: element j of a row is its output for the row's key plus j times this.
+# Increment of splitmix64's sequence: element j of a row is its output for the row's key plus j increments.
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _LOW_HALVES = np.uint64(0x0000FFFF0000FFFF)
-# Of a sum of four numbers drawn evenly from 0 to 65535.
+# Mean and standard deviation of a sum of four uniform integers from 0 to 65535.
 _MEAN = 4 * 65535 // 2
 _DEVIATION = (4 * (65536**2 - 1) / 12) ** 0.5
-# Elements that are computed together: few enough for a processor's cache, and for memory that is used again.
+# Elements that are computed together: few enough for the processor's cache.
 _BLOCK = 2**14
 
 
 def create_table(
     layout: TableLayout, init_scale: float, seed: int, first: int = 0, stride: int = 1
 ) -> tf.Variable:
-    """Creates a table of the fixed rows ``first``, ``first + stride`` and so on; where ids grow, it may get more.
+    """Creates a table with its fixed rows ``first``, ``first + stride`` and so on; if its ids grow, it can be extended.
 
-    Embeddings are normal with deviation ``init_scale``, linear weights 0.
+    Embeddings are normal with standard deviation ``init_scale``, linear weights 0.
     """
     value = _first_rows(layout, init_scale, seed, first, stride)
     rows = None if layout.growing else value.shape[0]
@@ -42,13 +42,13 @@ def create_table(
 
 
 def _seeds(layout: TableLayout, copy: int, seed: int) -> list[int]:
-    # The name is in the seed, so that adding a table or a copy does not change another one's start.
+    # The name is in the seed, so that adding a table or a copy does not change the initial values of others.
     name = f"{layout.name}/{copy}" if copy else layout.name
     return [seed, int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))]
 
 
 def _first_rows(layout: TableLayout, init_scale: float, seed: int, first: int, stride: int) -> np.ndarray:
-    """Draws some fixed rows of a table, float32, with their values in the whole table, which is never there."""
+    """Draws some of a table's fixed rows, float32, with the values that they would have in the whole table."""
     value = np.zeros((len(range(first, layout.rows, stride)), layout.copies, layout.width + 1), np.float32)
     for copy in range(layout.copies if layout.width else 0):
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_seeds(layout, copy, seed))
@@ -71,10 +71,10 @@ def _first_rows(layout: TableLayout, init_scale: float, seed: int, first: int, s
 def new_rows(
     layout: TableLayout, features: np.ndarray, fingerprints: np.ndarray, init_scale: float, seed: int
 ) -> np.ndarray:
-    """Draws the initial rows of growing ids, float32 [N, columns]: each depends on its id and the seed alone.
+    """Draws the initial rows of growing ids, float32 [N, columns]; each depends only on its id and the seed.
 
     Args:
-        features: int16 [N], as numbers in ``layout.growing``.
+        features: int16 [N], indices in ``layout.growing``.
         fingerprints: int64 [N].
     """
     rows = np.zeros((len(fingerprints), layout.copies, layout.width + 1), np.float32)
@@ -87,11 +87,11 @@ def new_rows(
 
 
 class LookedUp(NamedTuple):
-    """The entries of B rows in one table, for each of its copies.
+    """Embeddings and linear weights of B rows from one table, a tensor for each of its copies.
 
     Attributes:
-        embeddings: of the compute dtype [B, features, width]; multivalent ones averaged (FF 4.3).
-        linear: float32 [B, features, 1], their linear weights, those of multivalent ones averaged.
+        embeddings: in the compute dtype, [B, features, width]; averaged for multivalent features (FF 4.3).
+        linear: float32 [B, features, 1], the linear weights; averaged for multivalent features.
     """
 
     embeddings: list[tf.Tensor]
@@ -107,15 +107,15 @@ def look_up(
 ) -> LookedUp:
     """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values yields zeros.
 
-    Means, and the sums of the gradient, which may have thousands of terms, are always float32: bfloat16 would lose most
+    Means and the sums of the gradient, which may have thousands of terms, are always float32: bfloat16 would lose most
     of the terms.
 
     Args:
         rows: float32 [U, C], the distinct rows of the batch.
         plan: ``single``, ``values`` and ``segments`` of ``ctr.training.tables.plan.TablePlan`` as tensors.
-        compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that are returned.
-        gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
-            in a fifth of the time, and which XLA does not compile.
+        compute_dtype: ``float32`` or ``bfloat16``, the dtype of the returned embeddings.
+        gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which take a fifth
+            of the time on a CPU, but which XLA does not compile.
     """
     widths = [layout.width, 1] * layout.copies
     dtypes = [compute_dtype, "float32"] * layout.copies
@@ -146,7 +146,7 @@ def look_up(
 
 
 def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
-    """Gathers some columns of the rows, [U, C], for each batch row and feature: [B, S + M, C]."""
+    """Gathers some columns of the distinct rows, [U, C], for each batch row and feature: [B, S + M, C]."""
     count, single = len(layout.multivalent), plan["single"]
     parts = []
     if layout.single:
@@ -161,7 +161,7 @@ def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.
 
 
 def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Counts the entries of each segment: float32 [count, 1], 1 for none."""
+    """Counts the entries of each segment: float32 [count, 1], with 1 for empty segments."""
     ones = tf.ones_like(segments, tf.float32)
     return tf.maximum(tf.math.unsorted_segment_sum(ones, segments, count), 1.0)[:, tf.newaxis]
 
@@ -172,7 +172,7 @@ def _expand_with_gradient(
     """Computes ``_expand`` with a gradient that is a product with a sparse matrix, the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
     if not columns:
-        # Features of width 0 have linear weights alone; nothing could be reshaped to rows of no columns.
+        # Features of width 0 have linear weights alone; rows without columns cannot be inferred by a reshape.
         return tf.zeros([tf.shape(plan["single"])[0], singles + count, 0], dtype)
 
     @own_gradient
@@ -200,7 +200,7 @@ def _expand_with_gradient(
 
 
 def _entries(positions: tf.Tensor) -> tf.Tensor:
-    """Returns the sparse matrix that sums rows by position: int32 [N, 2], the row and column of each of its ones."""
+    """Returns the sparse matrix that sums rows by position: int32 [N, 2], the row and column of each 1."""
     return tf.stack([positions, tf.range(tf.size(positions))], axis=1)
 
 
@@ -216,12 +216,12 @@ def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def sum_by_position(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Sums ``values``, float32 [N, C], by position, int32 [N], in their order: float32 [count, C]. Not under XLA."""
+    """Sums ``values``, float32 [N, C], by position, int32 [N], in order: float32 [count, C]. XLA cannot compile it."""
     return _sums(values, _entries(positions), count)
 
 
 def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Gathers ``rows``, float32 [U, C], with a gradient by ``sum_by_position``: [..., C] for int32 [...]."""
+    """Gathers ``rows``, float32 [U, C], at ``places``, int32 [...]: [..., C]; the gradient uses ``sum_by_position``."""
 
     @own_gradient
     def gather(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -237,11 +237,11 @@ def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
 def tower_inputs(
     looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorized: bool
 ) -> dict[str, TowerInput]:
-    """Concatenates the embeddings of each tower's tables.
+    """Concatenates the embeddings, and sums the linear weights, of each tower's tables.
 
     Args:
-        looked_up: for each table the entries of the rows.
-        layouts: layouts of these tables, all of which may belong to one tower.
+        looked_up: for each table, the result of ``look_up``.
+        layouts: the layouts of these tables.
         factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:
@@ -273,7 +273,7 @@ def _side_by_side(embeddings: tf.Tensor, layout: TableLayout) -> tf.Tensor:
 
 
 def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Concatenates tensors [B, ...] along axis 1; a single one is not copied."""
+    """Concatenates tensors [B, ...] along axis 1, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 
@@ -286,7 +286,7 @@ def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, 
 
 
 def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:
-    """Returns the columns of each feature's embedding in the input of its tower by ``tower_inputs``."""
+    """Returns, by tower, the columns of each feature's embedding in the result of ``tower_inputs``."""
     by_tower: dict[str, dict[str, slice]] = {}
     for layout in with_numbers(with_products(layouts)):
         slices = by_tower.setdefault(_tower(layout, factorized), {})
@@ -303,20 +303,20 @@ def _tower(layout: TableLayout, factorized: bool) -> str:
 def initial_rows(
     fingerprints: np.ndarray, feature: str, columns: int, scale: float, seed: int, copy: int = 0
 ) -> np.ndarray:
-    """Draws values that depend on the seed, the copy, the feature, the fingerprint and the column alone.
+    """Draws values that depend only on the seed, the copy, the feature, the fingerprint and the column.
 
-    They depend neither on the slot of an id, nor on the table's size, nor on other ids. Each
-    is the sum of the four 16-bit parts of 64 random bits, less its mean and scaled: nearly normal (kurtosis 2.7, no
-    value beyond 3.5 deviations). All of it is integer arithmetic except the scaling, one product in float32; so the
-    bits are the same on every machine.
+    They depend neither on the slot of an id, nor on the table's size, nor on other ids. Each is the sum of the four
+    16-bit parts of 64 random bits, less its mean and scaled: nearly normal (kurtosis 2.7, no value beyond 3.5
+    deviations). Except for the scaling, one product in float32, it is integer arithmetic, so that the bits are the same
+    on every machine.
 
     Args:
         fingerprints: int64 [N].
         feature: the feature's name.
-        columns: number of values of a row; the first ones do not depend on it.
+        columns: number of values per row; more columns do not change the first ones.
         scale: the standard deviation.
         seed: the seed of the run.
-        copy: the component of an ensemble that the values are for.
+        copy: the index of the ensemble component that the values are for.
 
     Returns:
         float32 [N, columns].

@@ -1,6 +1,6 @@
-"""The weights of a model: their names, shapes and initial values.
+"""Weights of a model: their names, shapes and initial values.
 
-In an ensemble all names begin with the component's name, ``component_0/``. Checkpoints have the same order.
+In an ensemble all names begin with the component's prefix, such as ``component_0/``. Checkpoints have the same order.
 """
 
 import math
@@ -14,32 +14,32 @@ import tensorflow as tf
 from ctr.models.architecture import LABELS, NETWORK, Architecture, Tower, label_weights
 
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
-"""From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
+"""Maps the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
 
 # The standard deviation of the standard normal distribution truncated at -2 and 2.
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
-# Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.
+# Seeds are drawn in the order of these prefixes; those of skip connections are drawn last.
 _SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head", "pooling/", LABELS)
 
 
 def small_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Draws from the truncated normal distribution, of standard deviation 0.05 before truncation."""
+    """Draws from a truncated normal distribution with standard deviation 0.05 before truncation."""
     return _truncated_normal(shape, seed, 0.05)
 
 
 def lecun_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Draws truncated normal values of variance 1 / inputs, which keep the variance of the inputs."""
+    """Draws truncated normal values with variance 1 / inputs, so that outputs keep the variance of inputs."""
     return _truncated_normal(shape, seed, math.sqrt(1 / shape[0]) / _TRUNCATED_DEVIATION)
 
 
 def he_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Draws truncated normal values of variance 2 / inputs, for a ReLU that follows (He et al., arXiv 1502.01852)."""
+    """Draws truncated normal values with variance 2 / inputs, for a following ReLU (He et al., arXiv 1502.01852)."""
     return _truncated_normal(shape, seed, math.sqrt(2 / shape[0]) / _TRUNCATED_DEVIATION)
 
 
 def glorot_uniform(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Draws uniform values of variance 2 / (inputs + units) (Glorot and Bengio, 2010)."""
+    """Draws uniform values with variance 2 / (inputs + units) (Glorot and Bengio, 2010)."""
     limit = math.sqrt(3 / (sum(shape) / 2))
     return tf.random.stateless_uniform(shape, [seed, 0], -limit, limit)
 
@@ -49,7 +49,7 @@ def _truncated_normal(shape: Sequence[int], seed: int, deviation: float) -> tf.T
 
 
 class _Start(NamedTuple):
-    """The shape of a weight, and its initializer or the value of all its elements."""
+    """Shape of a weight, and its initializer or the initial value of all its elements."""
 
     shape: tuple[int, ...]
     values: Initializer | float
@@ -59,7 +59,7 @@ def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: in
     """Draws the weights of a model except its embedding tables, float32, by names such as ``quality/deep_0/w``.
 
     Args:
-        widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.
+        widths: the width of each tower's input: ``quality``, and ``ui`` in a factorized model.
         seed: the same seed gives the same weights.
     """
     seeds, starts = random.Random(seed), _starts(architecture, widths)
@@ -74,7 +74,7 @@ def init_weights(architecture: Architecture, widths: Mapping[str, int], seed: in
 
 
 def weight_shapes(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the weights that ``init_weights`` draws."""
+    """Returns the shapes of the weights that ``init_weights`` draws, by name, in the same order."""
     starts = _starts(architecture, widths)
     return {
         f"{prefix}{name}": start.shape for prefix in architecture.prefixes for name, start in starts.items()
@@ -86,7 +86,7 @@ def _turn(name: str) -> tuple[bool, int]:
 
 
 def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, _Start]:
-    """Returns the initial values of one component's weights, in the order of checkpoints."""
+    """Returns the shapes and initial values of one component's weights, by name, in the order of checkpoints."""
     a, towers = architecture, architecture.towers
     prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
     inits: dict[str, _Start] = {}
@@ -100,7 +100,7 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
         for name, tower in towers.items()
     }
     if "ui" in heads:
-        # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
+        # U starts nearly constant, so that Q learns as with one more layer: with both near 0, neither would learn.
         inits |= {"ui_head": heads["ui"], "ui_head_bias": _Start((outputs,), 1 / math.sqrt(outputs))}
     if "quality" in heads:
         inits["quality_head"] = heads["quality"]
@@ -127,14 +127,14 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
 
 
 def _tower(name: str, tower: Tower, width: int) -> dict[str, _Start]:
-    """Returns the layers' weights: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w`` and so on."""
+    """Returns a tower's layer weights: ``NAME/cross_0/u``, ``NAME/cross_0/v_bias``, ``NAME/deep_0/w`` and so on."""
     starts: dict[str, _Start] = {}
     for number in range(tower.crosses):
         sizes = [width, tower.cross_rank, width] if tower.cross_rank else [width, width]
         starts |= _layer(f"{name}/cross_{number}", sizes, [small_normal] * (len(sizes) - 1))
     for number, (size, rank) in enumerate(zip(tower.units, tower.ranks, strict=True)):
         sizes = [width, rank, size] if rank else [width, size]
-        # U keeps the variance of its inputs, as he_normal presumes for what follows.
+        # U keeps the variance of its inputs, which he_normal assumes for V.
         starts |= _layer(f"{name}/deep_{number}", sizes, [lecun_normal, he_normal] if rank else [he_normal])
         width = size
     return starts
@@ -148,7 +148,7 @@ def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dic
 
 
 def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:
-    """Returns the matrices of skip connections: ``deep_1_from_0``, ``head_from_1``."""
+    """Returns the matrices of a tower's skip connections: ``NAME/deep_1_from_0``, ``NAME/head_from_1`` and so on."""
     widths, starts = [width, *tower.units], {}
     for index, sources in enumerate(tower.sources):
         is_head = index == len(tower.units)

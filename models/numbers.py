@@ -1,20 +1,20 @@
-"""Numbers that a network reads directly, normalized by the mean and deviation of the rows learned so far.
+"""Numeric features, which a network reads normalized by the mean and deviation of the rows learned so far.
 
-Of each number x the network gets two inputs, and of a vector of d numbers d + 1: whether it is missing, and::
+For each number x the network gets two inputs, for a vector of d numbers d + 1: a flag for a missing value, and::
 
-    z = clip((x - mean) / deviation, -10, 10),    0 where it is missing
+    z = clip((x - mean) / deviation, -10, 10),    0 if x is missing
 
-with sign(x) log(1 + |x|) in the place of x where the feature asks for it. Statistics are float64 [3, K] for the K
-numbers of all features: count, mean, and sum of squared deviations from the mean. Those of a batch are merged with
-those of the rows before by the formula of Chan, Golub and LeVeque (1979), those of a batch's parts one by one; nothing
-cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
-the latter also if all numbers have been the same. An infinite number is clipped, and not counted in the statistics.
+where sign(x) log(1 + |x|) replaces x if the feature's scale is ``log``. Statistics are float64 [3, K] for the K numbers
+of all features: count, mean, and sum of squared deviations from the mean. The statistics of a batch, or of each part of
+it in turn, are merged with the earlier ones by the formula of Chan, Golub and LeVeque (1979), which avoids cancellation
+for any mean. The mean is 0 before the first row, and the deviation is 1 while all values are equal. An infinite value
+is clipped, and not counted in the statistics.
 
-Neither is a rare placeholder for "no value", such as 3.4e38, -999999999 or -9999: a value more than 1,000 deviations
-from the mean. The first 64 values of a number are judged together, at the eighth and each later one: values whose
-distance from their median is more than 1,000 times the third quartile of these distances are left out.
-If more than a quarter of all values are left out, they are considered normal, and counted. The statistics of
-left-out values, and the first values, are ``apart``, float64 [3 + 64, K].
+Rare placeholders for "no value", such as 3.4e38, -999999999 or -9999, are not counted either: values more than 1,000
+deviations from the mean. The first 64 values of a number are judged together, from the eighth on: values whose
+distance from their median is more than 1,000 times the third quartile of these distances are left out. If more than a
+quarter of all values are left out, they are considered normal, and counted. ``apart``, float64 [3 + 64, K], has the
+statistics of left-out values and the first 64 values.
 """
 
 import math
@@ -38,14 +38,14 @@ def next_statistics(
     learned: tf.Tensor,
     gather: Callable[[tf.Tensor], list[tf.Tensor]] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
+    """Returns the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
 
     Args:
-        statistics: before the batch.
-        apart: before the batch.
+        statistics: the statistics before the batch.
+        apart: ``apart`` before the batch.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
-        gather: returns the tensors of all who have rows of the batch, in their order; None: all rows are here.
+        gather: returns the tensors of all workers, in order of rank; None: this process has the whole batch.
     """
     parts = [_scaled(numbers, vector) for numbers, vector in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
@@ -83,10 +83,10 @@ def _judge_first(
     counted: tf.Tensor,
     parts_of: Callable[[tf.Tensor], list[tf.Tensor]],
 ) -> tuple[tf.Tensor, ...]:
-    """Adds a batch to the first values [64, K], by which all values of numbers that have fewer so far are judged.
+    """Adds a batch to the first values, [64, K], from which outliers of numbers with fewer values are determined.
 
-    Returns statistics, statistics of outlying values, the first values, and the median and reach of inliers.
-    Where the judgement of an earlier value changes, both statistics are computed anew.
+    Returns the statistics, the statistics of outliers, the first values, their median, and the maximum distance of
+    inliers from it. If the judgement of an earlier value changes, both statistics are recomputed.
     """
     index = tf.range(FIRST_NUMBERS, dtype=tf.float64)[:, tf.newaxis]
     count = statistics[0] + far[0]
@@ -108,7 +108,7 @@ def _judge_first(
 
 
 def _append(first: tf.Tensor, count: tf.Tensor, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """Puts values [N, K] where ``counted`` behind the ``count`` [K] first ones [64, K], as far as there is room."""
+    """Appends the ``counted`` ones of values, [N, K], to the ``count``, [K], first values, [64, K], up to 64."""
     columns = first.shape[1]
     index = count + tf.cumsum(tf.cast(counted, tf.float64)) - 1.0
     index = tf.cast(tf.where(counted, tf.minimum(index, FIRST_NUMBERS), FIRST_NUMBERS), tf.int32)
@@ -119,7 +119,7 @@ def _append(first: tf.Tensor, count: tf.Tensor, values: tf.Tensor, counted: tf.T
 
 
 def _by_rank(values: tf.Tensor, there: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
-    """Finds in each column of [N, K], among the values that are there, the one with a rank [K] from 0 on."""
+    """Returns, for each column of values [N, K], the value of the given rank [K], from 0, among those ``there``."""
     index = tf.range(values.shape[0])
     is_before = values[tf.newaxis] < values[:, tf.newaxis]
     is_before |= (values[tf.newaxis] == values[:, tf.newaxis]) & (index < index[:, tf.newaxis])[
@@ -130,7 +130,7 @@ def _by_rank(values: tf.Tensor, there: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
 
 
 def _sums(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """Computes the statistics of values [N, K] where ``counted``."""
+    """Computes the statistics, [3, K], of the ``counted`` ones of values [N, K]."""
     count = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0)
     mean = tf.reduce_sum(tf.where(counted, values, 0.0), axis=0) / tf.maximum(count, 1.0)
     squares = tf.reduce_sum(tf.where(counted, tf.square(values - mean), 0.0), axis=0)
@@ -150,7 +150,7 @@ def _merged(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def split_values(layouts: Sequence[TableLayout], values: tf.Tensor) -> dict[Numbers, tf.Tensor]:
-    """Splits [B, K] into the columns of each feature."""
+    """Splits values, [B, K], into the columns of each numeric feature."""
     return {n: values[:, n.first : n.first + n.size] for n in all_numbers(layouts)}
 
 
@@ -168,7 +168,7 @@ def look_up_numbers(
     """Returns the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
 
     ``values`` are float32 [B, size] for each feature, NaN where missing; a vector with a NaN is missing. ``copies`` is
-    the number of copies in the tables; ``dtype`` returns the dtype of a tower's input.
+    the number of copies in the tables; ``dtype`` returns the dtype of the input of a tower, given its name.
     """
     looked_up = []
     for number, raw in values.items():

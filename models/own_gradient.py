@@ -1,12 +1,12 @@
-"""Functions with custom gradients, which are freed with the graph that traced them.
+"""Custom gradients that are freed with their graph, and element-wise functions that XLA compiles to one pass.
 
-``tf.custom_gradient`` stores the gradient of each call in a graph in a registry of the process, for ever, and
-with it the graph: a process that trains a hundred models would hold all of their steps. Here the graph holds the
-gradient, and the registry only a reference to it, freed with the graph.
+For each call in a graph, ``tf.custom_gradient`` stores the gradient function, and with it the graph, in a registry of
+the process forever: a process that trains a hundred models would hold all of their steps. Here the graph holds the
+gradient function, and the registry only a weak reference, removed with the graph.
 
-``one_pass`` makes element-wise functions that XLA compiles into one pass over memory. On a CPU every element-wise
+``one_pass`` makes element-wise functions that XLA compiles to one pass over memory. On a CPU every element-wise
 operation reads and writes whole activations, and in bfloat16 also converts each number twice. So the code between two
-products is compiled into one pass, which computes in float32 and rounds its results. An exported model contains no
+products is compiled to one pass, which computes in float32 and rounds its results. An exported model contains no
 XLA: it has plain operations, and the last bits may differ.
 """
 
@@ -20,7 +20,7 @@ from tensorflow.python.framework.ops import gradient_registry
 
 
 def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that returns its results and their gradient function, like ``tf.custom_gradient``."""
+    """Wraps a function that returns results and a gradient function, like ``tf.custom_gradient``, without its leak."""
     with_gradient = tf.custom_gradient(function)
 
     @tf.autograph.experimental.do_not_convert
@@ -35,8 +35,8 @@ def own_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tie_to_graph(result: tf.Tensor) -> None:
-    """Keeps the gradient function of a result alive as long as the result's graph."""
-    registered = gradient_registry._registry  # There is no public way to take one out.
+    """Ties the lifetime of a result's gradient function to the result's graph."""
+    registered = gradient_registry._registry  # There is no public way to remove an entry.
     name = result.op.get_attr("_gradient_op_type").decode()
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "own_gradients"):
@@ -56,12 +56,12 @@ def _tie_to_graph(result: tf.Tensor) -> None:
 def one_pass(
     function: Callable[..., list[tf.Tensor]], compiled: bool = True, rounded: bool = True
 ) -> Callable[..., list[tf.Tensor]]:
-    """Makes an element-wise function compute in float32 and round its results to the dtype of its first argument.
+    """Wraps an element-wise function to compute in float32 and round its results to the dtype of its first argument.
 
     Args:
-        function: takes tensors of any shape.
-        compiled: whether XLA compiles it, once per process for all models with layers of these sizes.
-        rounded: False: the results stay float32.
+        function: takes tensors of any shape, and returns a list.
+        compiled: whether XLA compiles it, once per process for all models with layers of equal sizes.
+        rounded: whether results are rounded; otherwise they stay float32.
     """
 
     def in_float32(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -70,7 +70,7 @@ def one_pass(
 
     @functools.cache
     def traced(dtypes: tuple[tf.DType, ...]) -> Callable[..., list[tf.Tensor]]:
-        # One trace for layers and batches of all sizes; XLA compiles for each when it is run.
+        # One trace for layers and batches of all sizes; XLA compiles each size when it first runs.
         specs = [tf.TensorSpec(None, dtype) for dtype in dtypes]
         return tf.function(in_float32, input_signature=specs, jit_compile=True, autograph=False)
 
@@ -80,5 +80,5 @@ def one_pass(
 
 
 def sum_of_rows(values: tf.Tensor) -> tf.Tensor:
-    """Sums [n, B, m] over B to [n, 1, m], as a product: faster than a reduction, with sums in float32."""
+    """Sums values, [n, B, m], over B: [n, 1, m], by a product, which is faster than a reduction and sums in float32."""
     return tf.matmul(tf.ones([1, 1, tf.shape(values)[1]], values.dtype), values)

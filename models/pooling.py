@@ -1,4 +1,4 @@
-"""Pooling by attention: combines the embeddings of a row's list, weighted by their similarity to the row's item.
+"""Pooling by attention: averages the embeddings of a row's list, weighted by their similarity to a target's.
 
 After Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that sum to less than 1,
 so that a list without similar items, or an empty one, yields little or nothing::
@@ -6,8 +6,9 @@ so that a list without similar items, or an empty one, yields little or nothing:
     s_l = x_l . (W q) / sqrt(width) + r_l,    pooled = sum_l e^{s_l} x_l / (1 + sum_l e^{s_l})
 
 for the embeddings x_l of the list, q of the target, and a learned r_l for the position from the end of the list. The
-network also gets ``c * (pooled o W q)``, elementwise, where c is 1 over the standard deviation of new
-embeddings: the similarity of both is the sum of its elements, which hidden layers would learn slowly. All is float32.
+network also gets the element-wise product ``c * (pooled o W q)``, where c is 1 over the standard deviation of new
+embeddings: the sum of its elements is the similarity of both, which hidden layers would learn slowly. All computations
+are in float32.
 """
 
 import math
@@ -28,12 +29,12 @@ def pool(
     plans: Sequence[Plan],
     gradient_by_products: bool = False,
 ) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
-    """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
+    """Replaces the mean embeddings of features that are pooled by attention, and appends their products with targets.
 
-    ``looked_up`` is the result of ``ctr.models.embeddings.look_up`` for each table, of one copy, by ``rows``, ``plans``
-    and ``gradient_by_products``. Returns the arguments of ``tower_inputs``, with the layouts ``with_products``.
+    ``looked_up``: for each table, with one copy, the result of ``ctr.models.embeddings.look_up`` for ``rows``,
+    ``plans`` and ``gradient_by_products``. Returns ``looked_up`` and ``layouts``, with products, for ``tower_inputs``.
     """
-    # Linear weights beside the model are in separate tables of width 0.
+    # Tables of width 0 have linear weights only.
     singles = {
         feature.name: (layout, distinct, plan["single"][:, index], gradient_by_products)
         for layout, distinct, plan in zip(layouts, rows, plans, strict=True)
@@ -75,18 +76,18 @@ def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor, by_prod
 def _lists(
     layout: TableLayout, number: int, rows: tf.Tensor, plan: Plan, by_products: bool, most: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gathers the lists of a multivalent feature, each at the end of L places: float32 [B, L, w], bool [B, L]."""
+    """Returns a feature's lists, right-aligned: float32 [B, L, w], and which positions have a value, bool [B, L]."""
     count = len(layout.multivalent)
     batch = tf.shape(plan["single"])[0]
     segments = plan["segments"]
     each = batch * count + 1
     sizes = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, each)[number:-1:count]
-    # Of features in a row, or of rows in a feature: the values of a list are together in both.
+    # Values may be ordered by row or by feature: those of a list are contiguous in both.
     ends = tf.math.unsorted_segment_max(tf.range(1, tf.size(segments) + 1), segments, each)[number:-1:count]
     from_end = tf.range(most, 0, -1)
     there = from_end <= sizes[:, tf.newaxis]
     places = tf.where(there, ends[:, tf.newaxis] - from_end, 0)
-    # A batch without any value has none to gather.
+    # So that a batch without values has one to gather.
     values = tf.pad(plan["values"], [[0, 1]])
     embeddings = _embeddings(layout, rows, tf.gather(values, places), by_products)
     return tf.where(there[:, :, tf.newaxis], embeddings, 0.0), there
@@ -99,7 +100,7 @@ def _attend(
     scale = 1 / math.sqrt(max(pooled.width, 1))
     query = target @ parameters["query"]
     scores = scale * tf.linalg.matvec(lists, query) + parameters["recency"]
-    # The softmax has one more term: score 0, for the zero vector.
+    # The softmax has one more term, the zero vector with score 0.
     largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
     parts = tf.where(there, tf.exp(scores - largest), 0.0)
     shares = parts / (tf.reduce_sum(parts, axis=1, keepdims=True) + tf.exp(-largest))

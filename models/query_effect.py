@@ -1,18 +1,18 @@
 """Query effects: offsets shared by the rows of a query beyond their features.
 
 Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
-of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning has to allow for. For fixed
-weights, one Newton step from 0 gives its most probable value::
+of its logits, normal with variance s = ``VARIANCE``, which no feature predicts and learning must account for. For fixed
+weights, one Newton step from 0 approximates its most probable value::
 
     u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))
 
 summed over the query's rows, whose weights w add up to n; m is the weighted mean of all p and y, halfway between
-predictions and clicks. Where predictions are far from the clicks, as for the first rows, p (1 - p) underestimates the
+predictions and clicks. If predictions are far from the clicks, as for the first rows, p (1 - p) underestimates the
 curvature in between, and a step with it alone would overshoot.
 
-Weights learn from the residual of u. For a weight that all rows of a query share, the query counts as a single row with
-the curvature H / (1 + s H). A bias is shared by all rows: it learns from a query's gradient and curvature, both divided
-by 1 + s sum w p (1 - p).
+Weights learn from the residual that u leaves. For a weight that all rows of a query share, the query counts as a single
+row with curvature H / (1 + s H). A bias is shared by all rows: it learns from a query's gradient and curvature, both
+divided by 1 + s sum w p (1 - p).
 """
 
 import tensorflow as tf
@@ -23,15 +23,15 @@ VARIANCE = 0.1
 def query_effect(
     query: tf.Tensor, probability: tf.Tensor, label: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the effects of the queries of B rows.
+    """Computes the effects of queries on their rows.
 
     Args:
         query: int32 [B], the index of each row's query, below B.
         probability, label, weight: p, y and w, float32 [B].
 
     Returns:
-        For each row u, and the share 1 / (1 + s H) of the curvature of a weight that the whole query shares; both
-        float32 [B].
+        For each row, float32 [B], u, and 1 / (1 + s H), the factor of the curvature of a weight that the whole query
+        shares.
     """
     size = tf.shape(query)[0]
     parts = tf.stack([probability - label, probability * (1.0 - probability), probability + label], axis=1)
@@ -45,18 +45,18 @@ def query_effect(
 
 
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
-    """Computes the factors 1 / (1 + s H), float32 [B], for the gradient and the curvature of a bias.
+    """Computes 1 / (1 + s sum w p (1 - p)), float32 [B], the factor of a bias's gradient and curvature.
 
-    ``query`` is as in ``query_effect``; ``curvature`` is w p (1 - p), float32 [B].
+    ``query``: see ``query_effect``; ``curvature``: w p (1 - p), float32 [B].
     """
     total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
     return tf.gather(1.0 / (1.0 + VARIANCE * total), query)
 
 
 def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
-    """Returns which features have one id in all rows of a query: bool [B, S].
+    """Returns whether all rows of a row's query have the same id, for each of S features: bool [B, S].
 
-    ``single`` has their ids, int32 [B, S]; ``is_row``, bool [B, S], is False for padding.
+    ``single``: the ids, int32 [B, S]; ``is_row``: bool [B, S], False for padding.
     """
     size = tf.shape(query)[0]
     low = tf.math.unsorted_segment_min(tf.where(is_row, single, single.dtype.max), query, size)

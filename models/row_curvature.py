@@ -1,4 +1,4 @@
-"""Curvature of the loss with respect to the linear weights of a batch's rows, and the part of a model in a step."""
+"""Curvature of the loss with respect to rows' linear weights, and the part of a model that a step uses."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ctr.models.rows import TableLayout
 
 
 class RowCurvature(NamedTuple):
-    """Curvature of the U distinct rows of a batch in one table.
+    """Curvature of the loss for the U distinct rows of a batch in one table.
 
     Attributes:
         curvature: float32 [U], the second derivative of the loss with respect to the row's linear weight.
@@ -29,14 +29,14 @@ def row_curvatures(
     bends: Sequence[tuple[tf.Tensor, tf.Tensor]],
     query: tf.Tensor,
 ) -> list[RowCurvature]:
-    """Sums the curvature of a batch by rows of tables, all at once: XLA compiles a loop for each such sum.
+    """Sums a batch's curvature by the rows of all tables at once, since XLA compiles a loop for each such sum.
 
     Args:
-        plans: for each table ``distinct``, ``single``, ``values`` and ``segments`` of
-            ``ctr.training.tables.plan.TablePlan``, tensors.
-        bends: for each table float32 [B], the curvature of the loss in the logit of each batch row, 0 for padding; and
-            float32 [B], the same for an id that all rows of a query have.
-        query: int32 [B], the number of each row's query.
+        plans: for each table, ``distinct``, ``single``, ``values`` and ``segments`` of
+            ``ctr.training.tables.plan.TablePlan`` as tensors.
+        bends: for each table, float32 [B], the second derivative of the loss in each row's logit, 0 for padding; and
+            float32 [B], its replacement for an id that all rows of a query share.
+        query: int32 [B], the index of each row's query.
     """
     counts = [plan["distinct"].shape[0] or tf.size(plan["distinct"]) for plan in plans]
     singles = [plan["single"] for plan in plans]
@@ -46,7 +46,7 @@ def row_curvatures(
     ]
     same = shared_by_query(tf.concat(singles, axis=1), query, tf.concat(is_row, axis=1))
     of_tables = tf.split(same, [ids.shape[1] for ids in singles], axis=1)
-    # Of each id of single-valued features, and of multivalent ones: curvature, row and feature.
+    # Curvature, row and feature of each id: of single-valued features, then of multivalent ones.
     ids_of = list[tuple[tf.Tensor, ...]](), list[tuple[tf.Tensor, ...]]()
     size, begin = tf.shape(query)[0], 0
     for layout, plan, (curvature, shared), is_shared, count in zip(
@@ -76,10 +76,10 @@ def row_curvatures(
 
 
 def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
-    """Sets the curvature of absent features' rows to 0.
+    """Sets the curvature of rows of absent features to 0.
 
     Args:
-        curvatures: the curvatures of all rows.
+        curvatures: the curvatures of a table's rows.
         present: float32 [F], 1 for a present feature, 0 for an absent one.
     """
     share = tf.gather(present, tf.maximum(curvatures.groups, 0))
@@ -87,18 +87,18 @@ def of_present(curvatures: RowCurvature, present: tf.Tensor) -> RowCurvature:
 
 
 class Part:
-    """The part of a model that a step computes with: here the whole; a search defines parts for its candidates."""
+    """Part of a model that a step computes with: this class selects the whole model, subclasses a candidate's part."""
 
     def weights(self, weights: Weights) -> Weights:
-        """Returns the dense weights of the part."""
+        """Selects the part's dense weights from the whole model's."""
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """Selects the part of a table's embeddings and linear weights that the step computes with."""
+        """Selects the part's embeddings and linear weights from the whole model's look-up in a table."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """Returns the curvature of a table's rows with respect to their linear weights."""
+        """Returns the curvature of a table's rows for the part, from the curvature for the whole model."""
         return curvature
 
 

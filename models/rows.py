@@ -5,11 +5,10 @@ embedding and, as its last column, the feature's linear weight::
 
     table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
 
-Where the components of an ensemble have separate embeddings, a row holds the embeddings of all components.
+If the components of an ensemble have separate embeddings, a row holds the embeddings of all components.
 
-Where the ids of features grow, each feature has a few fixed rows, for a missing value and for ids without a slot. After
-the fixed rows of all features follow the slots, which ids occupy for a time: a map of the trainer assigns
-them (``ctr.training.ids``).
+A feature whose ids grow has a few fixed rows, for a missing value and for ids without a slot. The fixed rows of all
+features are followed by slots, which the trainer assigns to ids for a time (``ctr.training.ids``).
 """
 
 import hashlib
@@ -20,15 +19,15 @@ from functools import cached_property
 import numpy as np
 
 STATISTICS = "numbers"
-"""The name of the statistics of numbers among the variables of a run, and of an export."""
+"""Name of the statistics of numeric features among the variables of a run or an export."""
 
 APART = "numbers_apart"
-"""The name of what else of them a run keeps: ``ctr.models.numbers``."""
+"""Name of the statistics of left-out values and the first values; see ``ctr.models.numbers``."""
 FIRST_NUMBERS = 64
-"""The first values of a number, which are judged together."""
+"""Number of first values that are judged together."""
 
 CLIP = 10.0
-"""Beyond which normalized numbers are clipped."""
+"""Maximum magnitude of normalized numbers."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class Pooled:
     Attributes:
         name: name of the feature.
         of: the single-valued feature that is the target of attention.
-        most: the largest number of values.
+        most: the maximum number of values.
         width: width of the feature's embeddings.
-        target: the width of the target's embeddings.
-        scale: factor of the products of both, so that they begin as large as embeddings.
+        target: width of the target's embeddings.
+        scale: factor of the products of both, so that initially they are as large as embeddings.
     """
 
     name: str
@@ -58,20 +57,20 @@ class Pooled:
 
     @property
     def operations(self) -> int:
-        """Counts the floating-point operations per row, whose list is computed at full length."""
+        """Returns the number of floating-point operations per row; lists are computed at full length."""
         return 2 * self.target * self.width + self.most * (4 * self.width + 6)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A feature without rows: numbers that follow the embeddings in its tower's input (``ctr.models.numbers``).
+    """A numeric feature, without table rows; its values follow the embeddings in the input of its tower.
 
     Attributes:
-        size: the number of numbers of a row.
-        single: the column of the id matrix with their bits, None for a vector.
-        first: the feature's first column among the columns of all such features.
-        log: whether sign(x) log(1 + |x|) replaces them.
-        normalize: whether they are normalized.
+        size: the number of values per row.
+        single: the column of the id matrix with the bits of the value; None for a vector.
+        first: the feature's first column among the columns of all numeric features.
+        log: whether sign(x) log(1 + |x|) replaces each value x.
+        normalize: whether the values are normalized (``ctr.models.numbers``).
     """
 
     name: str
@@ -84,7 +83,7 @@ class Numbers:
 
     @property
     def width(self) -> int:
-        """Returns the number of columns in the tower's input: the numbers, and a flag for missing ones."""
+        """Returns the number of columns in the tower's input: the values, and a flag for missing ones."""
         return self.size + 1
 
 
@@ -93,11 +92,11 @@ class FeatureRows:
     """A feature and its rows in a table.
 
     Attributes:
-        buckets: the number of its fixed rows: of its ids, or if these grow 1 for a missing value and the rows that ids
-            without a slot share.
+        buckets: the number of its fixed rows: one per id, or if its ids grow, 1 for a missing value and the rows shared
+            by ids without a slot.
         single: the feature's column in the id matrix, None if multivalent.
         growing: whether its ids grow.
-        of: if it is no feature of the log: the feature whose ids it has, or the two features whose ids it combines.
+        of: for a feature of the pairs table, the log's feature whose ids it has, or the two whose ids it combines.
         pooled: pooling of the feature's values; None: their mean.
     """
 
@@ -112,7 +111,7 @@ class FeatureRows:
 
     @property
     def source(self) -> str:
-        """Returns the feature of the log whose ids this one has; not for crosses of two features."""
+        """Returns the name of the log's feature with the same ids; the feature's own name for a pair."""
         return self.of[0] if len(self.of) == 1 else self.name
 
     @cached_property
@@ -123,10 +122,10 @@ class FeatureRows:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """One table: its features in order, single-valued before multivalent, and each one's first row.
+    """Layout of a table: its features in the order of their rows, single-valued before multivalent.
 
-    ``copies`` is the number of components with separate embeddings, 1 if they share them. ``numbers`` are features
-    without rows, in the input of this tower; the first table of a tower lists them.
+    ``copies`` is the number of components with separate embeddings, 1 if they share them. ``numbers`` are the tower's
+    numeric features; the first table of a tower lists them.
     """
 
     tower: str
@@ -137,7 +136,7 @@ class TableLayout:
 
     @property
     def name(self) -> str:
-        """Returns the tower and the width, for instance ``quality-16``."""
+        """Returns the name of the table: its tower and width, for instance ``quality-16``."""
         return f"{self.tower}-{self.width}"
 
     @property
@@ -157,22 +156,22 @@ class TableLayout:
 
     @cached_property
     def rows(self) -> int:
-        """Returns the number of fixed rows of the table: all of them if no ids grow, else slots follow."""
+        """Returns the number of fixed rows: all rows of the table, unless ids grow, for which slots follow."""
         return sum(f.buckets for f in self.features)
 
     @property
     def columns(self) -> int:
-        """Returns the number of columns of the table."""
+        """Returns the number of columns of the table: an embedding and a linear weight for each copy."""
         return self.copies * (self.width + 1)
 
     def by_column(self, embedding: float, linear: float) -> np.ndarray:
-        """Returns float32 [columns]: one number for the columns of embeddings, another for those of linear weights."""
+        """Returns float32 [columns]: ``embedding`` for columns of embeddings, ``linear`` for linear weights."""
         values = np.full((self.copies, self.width + 1), embedding, np.float32)
         values[:, self.width] = linear
         return values.ravel()
 
     def offsets(self) -> dict[str, int]:
-        """Returns the first row of each feature."""
+        """Returns the first row of each feature, by name."""
         starts = np.cumsum([0, *(f.buckets for f in self.features)])
         return {feature.name: int(start) for feature, start in zip(self.features, starts, strict=False)}
 
@@ -180,7 +179,7 @@ class TableLayout:
 def lay_out_tables(
     features: Sequence[FeatureRows], copies: int = 1, numbers: Sequence[Numbers] = ()
 ) -> tuple[TableLayout, ...]:
-    """Groups features by tower and width, in a fixed order; the first table of a tower lists its numbers.
+    """Lays out one table for each tower and width, in a fixed order; a tower's first table lists its ``numbers``.
 
     Raises:
         ValueError: a table would have more rows than int32 can number.
@@ -201,23 +200,23 @@ def lay_out_tables(
 
 
 def number_count(layouts: Sequence[TableLayout]) -> int:
-    """Counts the numbers that each row of a batch has, K."""
+    """Returns K, the number of numeric values per row."""
     return sum(numbers.size for numbers in all_numbers(layouts))
 
 
 def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
-    """Lists the features without rows, in the order of their columns."""
+    """Returns the numeric features, in the order of their columns."""
     return tuple(sorted((n for layout in layouts for n in layout.numbers), key=lambda n: n.first))
 
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
-    """Lists the log's features that a model has, without pairs."""
+    """Returns the names of the log's features that a model has, without pairs."""
     names = [feature.name for layout in layouts for feature in layout.features if not feature.of]
     return names + [numbers.name for numbers in all_numbers(layouts)]
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds a layout without rows for each attention-pooled feature's product with its target."""
+    """Appends a layout without rows for the product of each attention-pooled feature with its target."""
     products = [
         _without_rows(f"{pooled.name}*{pooled.of}", layout.tower, pooled.width)
         for layout in layouts
@@ -228,7 +227,7 @@ def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
 
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Adds for each feature without rows a separate layout, as for products."""
+    """Appends a layout without rows for each numeric feature."""
     return (*layouts, *(_without_rows(n.name, n.tower, n.width) for n in all_numbers(layouts)))
 
 
@@ -237,7 +236,7 @@ def _without_rows(name: str, tower: str, width: int) -> TableLayout:
 
 
 def check_table(table: np.ndarray, layout: TableLayout) -> None:
-    """Raises ValueError when an array is not a table of this layout."""
+    """Raises ValueError if the shape of an array does not fit the layout."""
     rows, columns = table.shape
     if columns != layout.columns or rows < layout.rows or (rows > layout.rows and not layout.growing):
         raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")

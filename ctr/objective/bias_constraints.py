@@ -2,8 +2,8 @@
 
     min_W max_lambda   sum_i L(y_i, p_i) + sum_k sum_{i in S_k} lambda_k (y_i - p_i) - alpha3 / 2 lambda_k^2
 
-The weights descend along the first two sums (``constraint_term``), lambda held fixed; each lambda_k climbs by
-``dual_step``, which uses the mean over the slice, so that it is independent of the batch's size. Both rest where
+The weights descend on the first two sums (``constraint_term``) with lambda fixed; each lambda_k ascends by
+``dual_step``, which uses the mean over the slice, so that it is independent of the batch size. At equilibrium
 the weighted mean of y - p over S_k is alpha3 lambda_k. Serving uses no lambda.
 
 A family of slices is the product of its axes: features, computed with NumPy while reading (``feature_slices``), and the
@@ -28,13 +28,13 @@ from ctr.objective.config import BiasConstraintsConfig, RawValue, SliceConfig
 
 MOST_SLICES = 1_000_000
 SLICES_MEASURED = 1000
-"""Larger families have no calibration by slice, which takes 8 kB a slice, in every checkpoint too."""
+"""Larger families have no calibration by slice, which takes 8 kB per slice, also in every checkpoint."""
 _FORGETTING = 0.01
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A feature of a family: its column in the matrix of single-valued ids, and the ids with a slice (None: all)."""
+    """A feature of a family: its column in the single-valued id matrix, and the ids that have a slice (None: all)."""
 
     column: int
     size: int
@@ -43,7 +43,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of slices: of the training log (source 0) or the i-th constraint log, with eta of its dual variables."""
+    """A family of slices of the training log (source 0) or the i-th constraint log, with its duals' learning rate."""
 
     name: str
     source: int
@@ -57,10 +57,10 @@ class Family:
 
 
 def resolve_families(config: BiasConstraintsConfig | None, schema: Schema) -> tuple[Family, ...]:
-    """Resolves the configured families for logs of this schema; none without a configuration.
+    """Resolves the configured families for logs with this schema; returns none without a configuration.
 
-    Raises InputError: a feature is unknown or multivalent, a value has no distinct id, or a family has more than
-    ``MOST_SLICES`` slices.
+    Raises InputError if a feature is unknown, multivalent or has no ids, a value has no distinct id, "all" is set for
+    growing ids, or a family has more than ``MOST_SLICES`` slices.
     """
     if config is None:
         return ()
@@ -103,7 +103,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
 
 
 def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Returns each row's slice, int32 [N], from single-valued ids [N, F]; -1 for another ``source`` or value."""
+    """Returns the feature slice of each row, int32 [N], from single-valued ids [N, F]; -1 for another log or value."""
     index = np.zeros(len(ids), np.int32)
     inside = source == family.source
     for axis in family.axes:
@@ -121,7 +121,7 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
 
 def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
-    """Combines each row's feature slice and the bucket of its estimated CTR: int32 [B], -1 for none; no gradient.
+    """Returns each row's slice, int32 [B], from its feature slice and its estimated CTR; -1 for none; no gradient.
 
     Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared in the precision of ``probability``.
     """
@@ -133,7 +133,7 @@ def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Se
 
 
 class SliceRows(NamedTuple):
-    """Rows of a batch for one family of slices, [B] each; ``index`` of ``slice_index``."""
+    """Rows of a batch for one family of slices: tensors [B]; ``index`` is the result of ``slice_index``."""
 
     index: tf.Tensor
     label: tf.Tensor
@@ -160,18 +160,18 @@ def dual_step(
     regularization: tf.Tensor | float,
     total_of: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = lambda sums: sums,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k), and ``seen``.
+    """Returns lambda_k + eta c (weighted mean of y - p over S_k in the batch - alpha3 lambda_k), and the next ``seen``.
 
-    c is the slice's weight in the batch over its running mean. With c the steps add up to the weighted sum of y - p
-    over S_k; without it, a batch in which sampling has left little of the slice, and mostly clicks, would count as
-    much as any, and lambda_k would settle where the slice is over-predicted. Slices without weight in the batch keep
-    both unchanged.
+    c is the slice's weight in the batch divided by its running mean. With c the steps add up to the weighted sum of
+    y - p over S_k; without it, a batch in which sampling has left few rows of the slice, mostly clicks, would count as
+    much as any, and lambda_k would settle where the slice is over-predicted. For slices without weight in the batch,
+    both results are unchanged.
 
     Args:
-        seen: float32 [2, K], the slice's mean weight in the batches that had any of it, and their number; 0 at first.
+        seen: float32 [2, K], each slice's mean weight in the batches with rows of it, and their number; initially 0.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
-        total_of: adds up sums over the rows here to sums over the batch.
+        total_of: adds up the sums over this worker's rows to sums over the batch.
     """
     inside, error = _errors(rows)
     weight = tf.where(inside, rows.weight, tf.zeros_like(rows.weight))
@@ -185,7 +185,7 @@ def dual_step(
     )
     mean = tf.math.divide_no_nan(errors, total)
     usual, batches = seen[0], seen[1] + 1
-    # The mean of all at first, later of about the last hundred. With the batch itself in it c is 1 at the first.
+    # The mean of all batches at first, later of about the last hundred. It includes this batch, so that c starts at 1.
     usual += tf.maximum(1 / batches, _FORGETTING) * (total - usual)
     rate = learning_rate * tf.math.divide_no_nan(total, usual)
     stepped = duals + rate * (mean - regularization * duals)
@@ -194,13 +194,13 @@ def dual_step(
 
 
 def _errors(rows: SliceRows) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
+    """Returns which rows count, bool [B], and their y - p; for other rows 0, with a zero gradient."""
     inside = (rows.index >= 0) & (rows.weight > 0)
     return inside, tf.where(inside, rows.label - rows.probability, tf.zeros_like(rows.probability))
 
 
 def measured_families(families: Sequence[Family], source: int) -> dict[str, int]:
-    """Returns the indices of the families whose slices a log's metrics have, by names that differ from features'."""
+    """Returns the indices of the families whose slices a log's metrics include, by names that no feature has."""
     return {
         f"constraint:{family.name}": index
         for index, family in enumerate(families)

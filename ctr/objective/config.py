@@ -44,7 +44,7 @@ MOST_SECONDS = 10 * 365 * 24 * 3600
 
 
 class Term(Protocol):
-    """Configuration of a loss term beside the logistic loss."""
+    """Configuration of a loss term other than the logistic loss."""
 
     @property
     def ramp(self) -> Ramp:

@@ -1,17 +1,17 @@
-"""Losses, their weighted sum over a batch, and the step of the duals of its constraints.
+"""Losses, their weighted sum over a batch, and the dual step of its bias constraints.
 
     (1 - a) L_logistic + a L_rank + d L_distillation + sum_j x_j L_j + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 where a is alpha1, d and x_j are the weights of distillation and of losses of other packages, and r is 1, each times its
 ramp (FF 4.1, 7.1). Each L is a sum over rows or pairs, multiplied by train weights, and all are divided by one number,
-``normalizer``. So the balance between the terms is FF's, none depends on the size of the batch, and rows that serve a
-constraint alone do not change the gradient of the other rows.
+``normalizer``. So the balance between the terms is FF's, no term depends on the batch size, and rows that serve only a
+constraint do not change the gradient of the other rows.
 
-Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
-embeddings descend along the sum without L_rank (``without_ranking``).
+If pairs do not train embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, with the same balance, and
+embeddings descend on the sum without L_rank (``without_ranking``).
 
 In an ensemble each L is the mean of the components' losses, while the constraints are about the prediction, whose
-probability is the components' mean. Anti-distillation adds what its components have in common. Losses are exact for
+probability is the components' mean. Anti-distillation adds the correlation of the components. Losses are exact for
 logits of any size: sums of positive terms, no differences.
 """
 
@@ -30,14 +30,14 @@ _LEAST_CURVATURE = 1e-6
 
 
 class BatchObjective(NamedTuple):
-    """The objective of a batch, without the logits.
+    """Inputs of a batch's objective, except the logits.
 
     Attributes:
         targets: the result of ``ctr.objective.targets.make_targets``.
-        ramps: values of the ramps, by term, scalars.
+        ramps: the value of each term's ramp, scalars.
         duals: lambda_k of each family of slices, float32 [slices].
-        slices: each row's slice, by family, int32 [B] (``slices_of``).
-        group: sums over the whole batch, of which it may have a part here.
+        slices: for each family, the slice of each row, int32 [B] (``slices_of``).
+        group: the workers that share the batch; its sums are over the whole batch.
     """
 
     config: ObjectiveConfig
@@ -49,19 +49,19 @@ class BatchObjective(NamedTuple):
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Computes the cross-entropy of a click (1) or none (0) with sigmoid(logit), [B] (FF section 2)."""
+    """Computes the cross-entropy, [B], between the label, 1 for a click or 0, and sigmoid(logit) (FF section 2)."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logit)
 
 
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2), [B]; 0 without a teacher.
 
-    Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit`` is
-    NaN where there is none; no gradient flows to it.
+    Its minimum, at equal logits, is the entropy of the teacher's probability, not 0. ``teacher_logit`` is NaN for rows
+    without a teacher; no gradient flows to it.
     """
     has_teacher = ~tf.math.is_nan(teacher_logit)
     teacher = tf.stop_gradient(teacher_logit)
-    # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
+    # Also before the formula, not only after it: zero times a NaN derivative would be NaN.
     student = tf.where(has_teacher, logit, tf.zeros_like(logit))
     # With 1 - sigmoid(t) instead of sigmoid(-t), or max(s, 0) - s sigmoid(t)
     # instead of the sum, large logits would leave nothing but rounding.
@@ -75,8 +75,8 @@ def rank_loss(
 ) -> tf.Tensor:
     """Sums weight * -log sigmoid(s_i - s_j) over pairs: RankNet's loss (FF 4.1.1).
 
-    The gradient is summed in the order of the pairs, so that all runs have the same bits. ``pair_weight`` is 0 for
-    padding, which has no effect even if its logits are not finite.
+    The gradient is summed in the order of the pairs, so that it is deterministic. ``pair_weight`` is 0 for padding,
+    which has no effect even if its logits are not finite.
     """
     margin = tf.gather(logit, pairs_clicked) - tf.gather(logit, pairs_other)
     margin = tf.where(pair_weight > 0, margin, tf.zeros_like(margin))
@@ -84,10 +84,10 @@ def rank_loss(
 
 
 def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, group: Workers = ALONE) -> tf.Tensor:
-    """Averages the squared correlation of the logits of two components in the batch over all pairs: in [0, 1] (FF 5).
+    """Returns the mean squared correlation, in [0, 1], of two components' logits over the batch, for all pairs (FF 5).
 
     De-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push components apart. Constant
-    logits correlate with no others. ``logits``: [n, B], n at least 2; ``weight``: [B], of the group's rows.
+    logits have correlation 0. ``logits``: [n, B], n at least 2; ``weight``: [B]; both of this worker's rows.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
@@ -106,16 +106,16 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, group: Workers = A
 def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Sums ``weight * loss``, both [B]. Rows of weight 0 do not count, even if their loss is not finite.
 
-    (Its gradient may still be NaN: where the logit is not finite, zero times its derivative is not zero.)
+    The gradient may still be NaN: where the logit is not finite, zero times its derivative is not zero.
     """
     return tf.reduce_sum(weight * tf.where(weight > 0, loss, tf.zeros_like(loss)))
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the divisor of the sums over a batch: the sum of the train weights of the rows that have a loss.
+    """Returns the divisor of the sums over a batch: the sum of the train weights of rows that have a loss.
 
-    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
-    there it is the sum of their weights. Of a part of a batch it is the sum over the whole one.
+    If there are none, because sampling dropped all rows of the training log, it is the sum of the weights of
+    constraint logs, from which the batch still learns. For a part of a batch it is the sum over the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
@@ -133,16 +133,16 @@ def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
 def loss_and_terms(
     batch: BatchObjective, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it to rounding.
+    """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it.
 
-    Of a part of the batch it is a share: the sums of all shares are the loss and its terms, and the gradient by the
-    rows here is that of the loss.
+    For a part of a batch the results are shares, which add up to the loss and its terms over the group; the gradient
+    with respect to the part's rows is the gradient of the whole loss.
 
     Args:
-        prediction: float32 [B], the logit.
-        scores: scores of the components of the prediction.
-        shifted: float32 [n, B], the logits of the logistic loss, if these are shifted by offsets that depend on the
-            labels.
+        prediction: float32 [B], the logit of the prediction.
+        scores: scores of the prediction's n components.
+        shifted: float32 [n, B], the logits for the logistic loss, if offsets that depend on the labels shift them;
+            None: the components' logits.
     """
     config, targets, ramps, logits = batch.config, batch.targets, batch.ramps, scores.logits
     outside = config.ranks_outside_embeddings
@@ -160,7 +160,7 @@ def loss_and_terms(
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
             ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
-            # Not scaled if the loss without ranking is needed, from which embeddings learn.
+            # Not scaled if embeddings learn from the loss without ranking.
             parts = [loss, share / (1 - share) * ranked] if outside else [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
@@ -198,9 +198,9 @@ def _slice_rows(batch: BatchObjective, probability: tf.Tensor) -> list[SliceRows
 
 
 def label_losses(batch: BatchObjective, logits: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-    """Computes the loss term of each label, scalars: its sum over rows, divided by ``normalizer``.
+    """Computes the loss term of each further label, scalars: weighted sums over rows, divided by ``normalizer``.
 
-    ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
+    ``logits``: by label, float32 [n, B], of n components, each of which is trained on a separate loss.
     """
     terms, total_weight = [], normalizer(batch.config, batch.targets)
     for (term, label), (name, logit) in zip(batch.config.label_terms.items(), logits.items(), strict=True):
@@ -218,8 +218,8 @@ class LogitCurvature(NamedTuple):
 
     Attributes:
         clicked: float32 [B], of the logistic loss.
-        others: float32 [B], of distillation and of losses of other packages, none below 0; None: there are none.
-        ranked: float32 [B], of the rank loss, which a shift of all logits of a query does not change; or None.
+        others: float32 [B], of distillation and plug-in losses, at least 0; None without such terms.
+        ranked: float32 [B], of the rank loss, which a shift of a query's logits does not change; None without one.
     """
 
     clicked: tf.Tensor
@@ -231,8 +231,8 @@ def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor)
     """Computes the curvature of a component's terms, except constraints and anti-distillation, which are not convex.
 
     Args:
-        logit: float32 [B], the component's.
-        clicked: float32 [B], the logit that its logistic loss sees.
+        logit: float32 [B], the component's logit.
+        clicked: float32 [B], the logit in its logistic loss.
     """
     config, targets, ramps = batch.config, batch.targets, batch.ramps
     # Rows of constraint logs learn from their constraint alone.
@@ -272,20 +272,20 @@ def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor)
 
 
 def bend(logit: tf.Tensor) -> tf.Tensor:
-    """Computes p (1 - p), the second derivative of the logistic loss, but at least ``_LEAST_CURVATURE``."""
+    """Computes p (1 - p), the second derivative of the logistic loss, bounded below by ``_LEAST_CURVATURE``."""
     probability = tf.sigmoid(logit)
     return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
-    """Adds up the terms of ``loss_and_terms`` except the rank loss."""
+    """Sums the terms of ``loss_and_terms`` except the rank loss."""
     # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])
 
 
 def _counted_once(term: tf.Tensor, group: Workers) -> tf.Tensor:
-    """Zeroes, in all members but the first, a term that each computes for the whole batch; keeps its gradient."""
+    """Zeroes, on all workers but the first, a term that each computes for the whole batch; keeps its gradient."""
     if group.size == 1:
         return term
     share = term if group.is_chief else tf.zeros_like(term)
@@ -308,9 +308,9 @@ def next_duals(
     rate: tf.Tensor,
     seen: Sequence[tf.Tensor],
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
+    """Returns ``dual_step`` of each family after a batch: the next lambda_k and ``seen``, from the batch's predictions.
 
-    ``rate`` multiplies the learning rates of the families.
+    ``rate`` multiplies the families' learning rates; the result is empty without constraints.
     """
     constraints = batch.config.bias_constraints
     if constraints is None:

@@ -1,15 +1,15 @@
-"""Pairs of a clicked and another impression of one query, for the rank loss (FF 4.1.1), in NumPy.
+"""Pairs of a clicked and a non-clicked impression of one query, for the rank loss (FF 4.1.1), in NumPy.
 
 A query with C clicked and N other rows has n = C N pairs, numbered row by row of a C x N rectangle:
 
     pair m:   clicked row m // N,   other row m % N
 
 A query with n > ``max_pairs`` = K gets a systematic sample: the pairs (k n + S) // K for k in 0..K-1, with S
-uniform in 0..n-1 from a hash of the query_id. With weights n / K the sample's sum has the sum over all pairs as its
-mean, and each clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the
-order of rows, a sampled query's rows are first put in the order of a hash of their example_id; and so that it meets
-none in the rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N
-pairs rotated by a hash of its example_id.
+uniform in 0..n-1 from a hash of the query_id. With weights n / K the expected value of the sample's sum is the sum over
+all pairs, and each clicked row is in K / C pairs, rounded up or down. To avoid resonance of the stride n / K with
+patterns in the order of rows, a sampled query's rows are first sorted by a hash of their example_id; to avoid it in the
+rectangle (a stride of N would pair all clicked rows with the same other row), the N pairs of each clicked row are
+rotated by a hash of its example_id.
 
 All hashes are of ids, so that a query has the same pairs in every run and in every batch.
 """
@@ -22,7 +22,7 @@ from ctr.io.hashing import uniform_hash
 
 
 class Pairs(NamedTuple):
-    """P pairs of rows of one batch: row numbers, int32 [P], and float32 weights, times n / K in a sampled query."""
+    """P pairs of rows of one batch: row indices, int32 [P], and float32 weights, times n / K in a sampled query."""
 
     clicked: np.ndarray
     other: np.ndarray
@@ -43,11 +43,11 @@ def click_pairs(
     max_pairs: int,
     query_exponent: float = 0.0,
 ) -> Pairs:
-    """Lists all pairs of a clicked and another row of one query, query by query; a sample, if a query has too many.
+    """Returns all pairs of a clicked and a non-clicked row, query by query; a sample if a query has too many.
 
-    Memory grows with the pairs listed, not with all pairs. Rows of weight 0 are in no pair. ``query_begins`` is int64
-    [Q], ``max_pairs`` at most 2^20. The weights of a query's pairs are divided by their sum to the power
-    ``query_exponent``, over all pairs, also those that a sample leaves out.
+    Memory grows with the returned pairs, not with all pairs. Rows of weight 0 are in no pair. ``query_begins`` is int64
+    [Q], ``max_pairs`` at most 2^20. The weights of a query's pairs are divided by the sum over all of its pairs, also
+    those that a sample leaves out, to the power ``query_exponent``.
     """
     rows = len(label)
     queries = len(query_begins)
@@ -98,7 +98,7 @@ def _begins(counts: np.ndarray) -> np.ndarray:
 def _order_by_hash(
     members: np.ndarray, query: np.ndarray, sampled: np.ndarray, example_id: np.ndarray
 ) -> np.ndarray:
-    """Reorders ``members``, row numbers grouped by query, within each sampled query."""
+    """Reorders ``members``, row indices grouped by query, within each sampled query."""
     of_sampled = np.flatnonzero(sampled[query[members]])
     mixed = members[of_sampled]
     order = np.lexsort((uniform_hash(example_id[mixed], "rank pairs: order"), query[mixed]))
@@ -108,5 +108,5 @@ def _order_by_hash(
 
 
 def _random_below(ids: np.ndarray, purpose: str, bounds: np.ndarray) -> np.ndarray:
-    """Draws int64 [M], uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
+    """Draws integers, int64 [M], uniform in 0..bound-1, from hashes of ids; bounds are at most 2^42."""
     return np.floor(uniform_hash(ids, f"rank pairs: {purpose}") * bounds).astype(np.int64)

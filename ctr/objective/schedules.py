@@ -1,4 +1,4 @@
-"""Schedules of learning rates and weights, by the number of examples trained on.
+"""Schedules of learning rates and of loss weights as functions of the number of examples trained on.
 
 Learning rates warm up, then decay (PSO appendix G.1). Weights grow from 0 to 1 over the first part of training
 (FF 4.1.3, 4.3).
@@ -19,9 +19,9 @@ _DECAY = re.compile(rf"(cosine|polynomial|inverse_sqrt) (\d+)(?: power {_NUMBER}
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The factor of a learning rate, by the number of examples trained on.
+    """Factor of a learning rate as a function of the number of examples trained on.
 
-    With w = ``warmup``, T = ``decay_examples``, f = ``final`` and t = min(1, (examples - w) / T) it is::
+    With w = ``warmup``, T = ``decay_examples``, f = ``final`` and t = min(1, (examples - w) / T) the factor is::
 
         warm-up                 (examples / w)^warmup_power     while examples < w
         decay: none             1
@@ -38,7 +38,7 @@ class RateSchedule:
     final: float = 0.0
 
     def at(self, examples: int) -> float:
-        """Returns the factor for a batch before which ``examples`` examples were trained on."""
+        """Returns the factor for the next batch after ``examples`` examples were trained on."""
         if examples < self.warmup:
             return (examples / self.warmup) ** self.warmup_power
         if self.decay == "none":
@@ -60,7 +60,7 @@ def parse_schedule(text: str) -> RateSchedule:
     """Parses a schedule such as ``warmup 10000 power 2, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
 
     Raises:
-        ValueError: the text is no schedule.
+        ValueError: the text is not a schedule.
     """
     if text == "constant":
         return CONSTANT
@@ -97,7 +97,7 @@ def _check(text: str) -> str:
 
 
 ScheduleKey = Annotated[str, AfterValidator(_check), Field(title="constant, or warm-up and decay")]
-"""The type of a key that is a schedule."""
+"""Type of a configuration key that holds a schedule."""
 
 
 class Ramp(NamedTuple):
@@ -128,4 +128,4 @@ RampKey = Annotated[
     BeforeValidator(_read, json_schema_input_type=_Examples | tuple[_Examples, _Examples]),
     Field(title="whole number, or list of two that rise"),
 ]
-"""The type of a key that is a ramp: ``10000``, or ``[5000, 10000]``; 0: the whole weight from the first example on."""
+"""Type of a configuration key that holds a ramp: ``10000`` or ``[5000, 10000]``; 0: weight 1 from the start."""

@@ -1,6 +1,6 @@
-"""Targets of a batch: labels, weights and other inputs of a step beside the ids, in arrays of a few sizes.
+"""Targets of a batch: labels, weights and other inputs of a step except the ids, padded to one of a few sizes.
 
-Computed with NumPy, in the reading thread.
+They are computed with NumPy, in the thread that reads ahead.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ def make_targets(
     pairs: Pairs | None = None,
     layouts: Sequence[TableLayout] = (),
 ) -> Targets:
-    """Makes the targets of N rows, whole queries, padded to ``capacity`` B with weight 0.
+    """Makes the targets of N rows, whole queries, padded to B = ``capacity`` rows with weight 0.
 
-    ``source`` is 0 for a row of the training log, i for a row of the i-th constraint log. Returns ``query``, the number
+    ``source`` is 0 for a row of the training log, i for a row of the i-th constraint log. Returns ``query``, the index
     of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (train weights, 0 for rows without a
-    loss), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
+    loss), [B]; with distillation ``teacher_logit``, [B], NaN without a teacher; with ranking ``pairs_clicked``,
     ``pairs_other`` and ``pairs_weight``, [P]; for each further label its ``target_columns``, [B]; for each family
-    ``slice/NAME``, [B]; for ``layouts`` with numbers that the network reads, the numbers, [B, K], NaN where missing.
+    ``slice/NAME``, [B]; and if ``layouts`` have numeric features, their ``numbers``, [B, K], NaN where missing.
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -75,7 +75,7 @@ def make_targets(
 
 
 def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs:
-    """Returns the pairs of N rows that the rank loss compares, unpadded; none without such a loss."""
+    """Returns the pairs that the rank loss compares among N rows, unpadded; no pairs without a rank loss."""
     if config.ranking is None:
         return Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
     ranking = config.ranking
@@ -85,7 +85,7 @@ def rank_pairs(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> Pairs
 
 
 def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Returns the rows at which queries begin, int64; a query id that occurs in two logs means two queries."""
+    """Returns the ascending indices of the first rows of queries, int64; one id in two logs counts as two queries."""
     return np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
 
 
@@ -99,7 +99,7 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
-    """Computes ``ctr.objective.losses.normalizer`` of a whole batch: float32 scalar."""
+    """Computes ``ctr.objective.losses.normalizer`` of a whole batch, a float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
@@ -108,7 +108,7 @@ def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) 
 
 
 def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
-    """Numbers the queries of rows by their ``begins``: int64 [rows]."""
+    """Returns the index of each row's query, int64 [rows], from the first rows of queries."""
     is_begin = np.zeros(rows, np.int64)
     is_begin[begins[begins > 0]] = 1
     return np.cumsum(is_begin)
@@ -120,9 +120,9 @@ def target_signature(
     layouts: Sequence[TableLayout] = (),
     is_part: bool = False,
 ) -> dict[str, tf.TensorSpec]:
-    """Returns the names and types of the arrays that ``make_targets`` returns.
+    """Returns the specs of the arrays that ``make_targets`` returns, by name.
 
-    A part of a batch has ``batch_weight``, too (``whole_batch_weight``).
+    A part of a batch also has ``batch_weight`` (``whole_batch_weight``).
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}
@@ -143,18 +143,18 @@ def target_signature(
 
 
 def target_columns(name: str) -> tuple[str, str]:
-    """Returns the names of the targets with the weights of rows as positives and as negatives of a label."""
+    """Returns the names of the two targets with the row weights of a label's positives and negatives."""
     return f"positive:{name}", f"negative:{name}"
 
 
 def label_outcomes(label: LabelConfig, name: str, rows: Rows) -> np.ndarray:
-    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN if unknown or excluded by ``given``."""
+    """Returns the values of a further label, float32 [N]: 1, 0, or NaN if unknown or excluded by ``given``."""
     outcomes = rows.joined[label_column(name)]
     return outcomes if label.given == "all" else np.where(rows.label > 0, outcomes, np.float32(np.nan))
 
 
 def label_targets(config: ObjectiveConfig, rows: Rows) -> dict[str, np.ndarray]:
-    """Returns the train weights of N rows as positives and as negatives of each label, float32 [N]."""
+    """Returns, by ``target_columns``, the train weights of each label's positives and negatives, float32 [N]."""
     targets = {}
     for name, label in config.labels.items():
         outcomes = label_outcomes(label, name, rows)

@@ -1,4 +1,4 @@
-"""The decisions of a search about the architecture, and the resulting shape (FF 3.1, 3.2, 4.3, 6).
+"""Decisions of a search about the architecture, and the resulting shape (FF 3.1, 3.2, 4.3, 6).
 
 model.deep.layers             the number of deep layers that are present: the first ones
 model.deep.units.I            the width of deep layer I, from 0;  0: there is no such layer
@@ -7,7 +7,7 @@ model.crosses.layers          the number of crosses
 model.crosses.rank            the rank of their matrices;  0: full matrices
 model.factorized.ui_units.I   the width of layer I of the UI tower;  0: there is no such layer
 model.factorized.width        the width of the vectors Q and U
-model.widths.A,B              the embedding width of the features A and B, of a tower for instance
+model.widths.A,B              the embedding width of the features A and B, for instance of all features of a tower
 features.A,B                  true or false: whether the model has these features
 """
 
@@ -31,11 +31,11 @@ _KINDS = {
     "widths": (r"model\.widths\.(.+)", ("model.widths",)),
     "features": (r"features\.(.+)", ("model.without",)),
 }
-"""For each kind of a part the names of its decisions, and the keys of the training configuration that it sets."""
+"""For each kind of part: a pattern of its decisions' names, and the configuration keys that it sets."""
 
 
 class Part(NamedTuple):
-    """Part of a model that a decision is about."""
+    """Part of a model that a decision determines."""
 
     kind: str  # a key of _KINDS
     layer: int = 0  # for ``units``, ``ranks`` and ``ui_units``
@@ -48,16 +48,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """Architecture in which absent layers keep their indices, as masks of a larger one require.
+    """Shape of a model in which absent layers keep their indices, as masks of a larger model require.
 
     Attributes:
         deep_units: the width of each deep layer; 0: it is absent, and the next one reads its input.
         deep_ranks: for each deep layer, the rank of its bottleneck; 0: none.
         crosses: the number of crosses.
-        cross_rank: the rank of their matrices; 0: these are full.
-        widths: embedding widths of the features that are decided on; 0: a linear weight alone.
-        without: the features that it does not have.
-        ui_units: widths of the UI tower's layers, as ``deep_units``.
+        cross_rank: the rank of their matrices; 0: full rank.
+        widths: embedding widths of features whose width is a decision; 0: only a linear weight.
+        without: the features that the model does not have.
+        ui_units: widths of the UI tower's layers, like ``deep_units``.
         factor_width: width of the learned part of Q and U; 0 if the model is not factorized.
     """
 
@@ -94,11 +94,11 @@ DECISIONS = (
     ),
     *("model.factorized.ui_units.I", "model.factorized.width", "model.widths.FEATURES", "features.FEATURES"),
 )
-"""Names of decisions; I is the number of a layer, FEATURES are names joined by commas."""
+"""Names of decisions; I is the index of a layer, FEATURES are feature names joined by commas."""
 
 
 def part_of(name: str) -> Part:
-    """Returns the part that a decision of this name is about. Raises KeyError where there is none."""
+    """Returns the part that the decision with this name determines. Raises KeyError for an unknown name."""
     for kind, (pattern, _) in _KINDS.items():
         if match := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
@@ -108,7 +108,7 @@ def part_of(name: str) -> Part:
 
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
-    """Returns the shape of a configuration's model with other values for some of its parts."""
+    """Returns the shape of a configuration's model, with other ``values`` for some of its parts."""
     model, factors = config.model, config.model.factorized
     units, ranks = list(model.deep.units), list(model.deep.ranks)
     ui_units = list(factors.ui_units) if factors is not None else []
@@ -145,16 +145,16 @@ def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
 
 
 def shape_changes(shape: Shape, decided: Collection[Part], base: ModelConfig) -> dict[str, Any]:
-    """Returns values by dotted keys of the training configuration that give its model a shape.
+    """Returns the training configuration's values, by dotted key, for which the model has the given shape.
 
-    ``decided``: the parts that decisions set; keys of other parts are not changed.
+    ``decided``: the parts that decisions determine; the result has only the keys of these parts.
     """
     present = [layer for layer, width in enumerate(shape.deep_units) if width]
     ranks = [shape.deep_ranks[layer] for layer in present]
     without = [name for name in base.without if name in shape.without]
     values = {
         "model.deep.units": [shape.deep_units[layer] for layer in present],
-        # Without any bottleneck both spellings mean the same model: the base's spelling stays.
+        # Without bottlenecks, zeros and an empty list mean the same: the base's form is kept.
         "model.deep.ranks": ranks if any(ranks) or base.deep.ranks else [],
         "model.crosses.layers": shape.crosses,
         "model.crosses.rank": shape.cross_rank,

@@ -1,7 +1,7 @@
-"""Configuration of a search: its space, the target cost, and the controller that learns the best (FF 3.2).
+"""Configuration of a search: its space, the target cost, and the controller that learns which is best (FF 3.2).
 
-The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform
-random architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS
+Published values of the controller's options are from TuNAS (Bender et al., "Can weight sharing outperform
+random architecture search?", CVPR 2020), on which FF's search is built, and from TabNAS (Yang et al., NeurIPS
 2022).
 """
 
@@ -87,7 +87,7 @@ class SearchConfig(StrictModel):
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:
-    """Reads the search of a YAML file, and its training configuration without changes. Raises InputError if wrong."""
+    """Reads a search from a YAML file; returns it and its base training configuration. Raises InputError if invalid."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
     return search, alike_in_arms(training_content(path, where, search.base, search.config))

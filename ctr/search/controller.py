@@ -5,16 +5,16 @@ respect to the logits of decision d
 
     grad log P(y) = onehot(y_d) - p_d
 
-Under a limit (TabNAS, arXiv 2204.07615, section 3.3) candidates are drawn from P given the set V of those that keep to
-it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V replace the probabilities:
+Under a cost limit (TabNAS, arXiv 2204.07615, section 3.3) candidates are drawn from P conditional on the set V of
+candidates within it. The gradient of log(P(y) / P(V)) has the marginals given V in the place of the probabilities:
 
     grad log(P(y) / P(V)) = onehot(y_d) - q_d,    q_d = E[onehot(z_d) | z in V]
 
-q_d is the gradient of log P(V) plus p_d. It is exact where all candidates can be listed. Otherwise it comes from the
+q_d is the gradient of log P(V) plus p_d. It is exact if all candidates can be listed. Otherwise it comes from the
 paper's estimate P(V) ~ 1/N sum 1[z_i in V] p(z_i) / r(z_i), with z_i drawn from r = p.
 
-Rewards are paired: candidates predict the same batch, and a loss is compared with their mean.
-Everything is float64 NumPy, and every draw is a hash of the seed and its purpose.
+Rewards are paired: candidates predict the same batch, and each loss is compared with their mean.
+Everything is float64 NumPy, and every draw is a hash of the seed and the purpose of the draw.
 """
 
 import heapq
@@ -28,15 +28,13 @@ from ctr.io.hashing import uniform_hash
 from ctr.search.config import ControllerConfig
 from ctr.search.space import Choice, Space
 
-Logits = list[np.ndarray]  # for each decision the logits of its choices, float64 [choices]
+Logits = list[np.ndarray]  # for each decision, the logits of its choices, float64 [choices]
 
 ADAM_BETA2 = 0.999
 ADAM_EPSILON = 1e-8  # TuNAS's, google-research/tunas/mobile_architecture_search.py, as is a beta1 of 0
 
-MAX_DRAWS = 1000  # draws of a candidate that is above the limit
-_MOST_TRIED = (
-    100_000  # candidates that are tried, the most likely first, to find one that keeps to the target
-)
+MAX_DRAWS = 1000  # maximum number of draws for a candidate while it is above the limit
+_MOST_TRIED = 100_000  # maximum candidates tried, the most likely first, to find one within the target
 
 
 class Controller(NamedTuple):
@@ -48,19 +46,19 @@ class Controller(NamedTuple):
     steps: int
 
     def to_array(self) -> np.ndarray:
-        """Converts the state to float64 [2 K + 2], for K choices."""
+        """Returns the state as float64 [2 K + 2], for K choices of all decisions together."""
         return np.concatenate([*self.logits, *self.second_moments, [self.baseline, self.steps]])
 
 
 def new_controller(sizes: Sequence[int]) -> Controller:
-    """Makes a controller with equal probabilities; ``sizes`` are the numbers of choices of its decisions."""
+    """Returns a controller with uniform probabilities; ``sizes``: the number of choices of each decision."""
     return Controller(
         [np.zeros(size) for size in sizes], [np.zeros(size) for size in sizes], baseline=0.0, steps=0
     )
 
 
 def from_array(values: np.ndarray, sizes: Sequence[int]) -> Controller:
-    """Inverts ``Controller.to_array``."""
+    """Returns the controller that ``Controller.to_array`` converted; ``sizes``: see ``new_controller``."""
     ends = np.cumsum([*sizes, *sizes])
     parts = np.split(np.array(values, np.float64), ends)
     return Controller(parts[: len(sizes)], parts[len(sizes) : -1], float(parts[-1][0]), int(parts[-1][1]))
@@ -77,21 +75,21 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
-    """Computes log P of candidates, float64 [N]; ``chosen``, int [N, decisions], has the index of each choice."""
+    """Returns log P of candidates, float64 [N]; ``chosen``, int [N, decisions], has the indices of their choices."""
     parts = [_log_softmax(values)[choices] for values, choices in zip(logits, chosen.T, strict=True)]
     return np.add.reduce(np.stack(parts))
 
 
 def entropy(logits: Logits) -> float:
-    """Computes the entropy of P, in nats."""
+    """Returns the entropy of P in nats."""
     return float(-sum(np.sum(np.exp(logs) * logs) for logs in map(_log_softmax, logits)))
 
 
 def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
     """Draws candidates from P, int64 [N, decisions].
 
-    Draws for different purposes, which contain the seed and the step, are independent. ``numbers``, int64
-    [N], identify the candidates: the same number gives the same candidate.
+    Draws for different purposes, which contain the seed and the step, are independent. ``numbers``, int64 [N],
+    identify the draws: equal numbers give equal candidates.
     """
     drawn = []
     for decision, shares in enumerate(probabilities(logits)):
@@ -104,7 +102,7 @@ def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
 def draw_allowed(
     logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Redraws candidates that ``keeps``, bool [N], rejects; after `MAX_DRAWS` draws rejected ones may remain."""
+    """Draws candidates, int64 [N, decisions], and redraws those that ``keeps`` rejects, up to `MAX_DRAWS` times."""
     candidates = draw(logits, purpose, numbers)
     for again in range(1, MAX_DRAWS):
         above = np.flatnonzero(~keeps(candidates))
@@ -115,17 +113,17 @@ def draw_allowed(
 
 
 def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
-    """Computes the weighted shares of choices among candidates, int [N, decisions]; weights [N] not all 0.
+    """Returns the weighted shares of choices among candidates, int [N, decisions]; weights, [N], not all 0.
 
-    For all candidates that keep to a limit, weighted by their probabilities, these are the marginals q_d given
-    the limit. For those of N candidates drawn from r, weighted by p / r, they are the estimate of TabNAS.
+    For all candidates within a limit, weighted by their probabilities, these are the marginals q_d given the limit.
+    For the candidates within it among samples drawn from r, weighted by p / r, they are the estimate of TabNAS.
     """
     total = weights.sum()
     return [np.bincount(column, weights, size) / total for column, size in zip(chosen.T, sizes, strict=True)]
 
 
 def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
-    """Computes the mean of advantage [N] times grad log P over candidates, int [N, decisions], by decision.
+    """Returns the mean of advantage, [N], times grad log P over candidates, int [N, decisions], by decision.
 
     ``expected``: the probabilities, or the marginals given the limit that the candidates were drawn under.
     """
@@ -136,10 +134,10 @@ def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits
 
 
 def rewards_of(losses: np.ndarray, costs: np.ndarray, target: float, gamma: float) -> np.ndarray:
-    """Computes R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
+    """Returns R = R_accuracy + gamma |cost / target - 1|, float64 [N], of candidates that predicted the same batch.
 
-    R_accuracy is the mean of the finite losses minus the candidate's loss, as a share of that mean; the reward of
-    a loss that is not finite is NaN. gamma is negative, or 0 if the cost is only a limit.
+    R_accuracy is the mean of the finite losses minus the candidate's loss, relative to that mean; the reward is NaN for
+    a loss that is not finite. gamma is negative, or 0 if the cost is only a limit.
     """
     finite = np.isfinite(losses)
     mean = losses[finite].mean() if finite.any() else 1.0
@@ -155,10 +153,10 @@ def learn(
     rate: float,
     baseline_decay: float,
 ) -> Controller:
-    """Makes a step of REINFORCE by Adam, upward; ignores rewards that are not finite.
+    """Returns the controller after an ascent step of REINFORCE with Adam; ignores rewards that are not finite.
 
     The baseline is the moving average of rewards before this step; in the first step, their mean.
-    ``chosen`` is int [N, decisions], ``rewards`` float64 [N], ``expected`` as ``policy_gradient`` takes it.
+    ``chosen`` is int [N, decisions], ``rewards`` float64 [N]; for ``expected`` see ``policy_gradient``.
     """
     finite = np.isfinite(rewards)
     if not finite.any():
@@ -181,9 +179,9 @@ def learn(
 
 
 class Policy:
-    """Sampling of candidates within the cost target, and the baseline of their policy gradients.
+    """Samples candidates, under rejection within the cost target, and computes ``expected`` of their policy gradients.
 
-    ``target`` is the intended cost of a candidate; under rejection, its limit.
+    ``target``: the intended cost of a candidate; under rejection, its limit.
     """
 
     def __init__(
@@ -203,11 +201,11 @@ class Policy:
             self._listed = every[self.keeps(every)]
 
     def costs(self, chosen: np.ndarray) -> np.ndarray:
-        """Computes the costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
+        """Returns the costs of candidates, float64 [N]; ``chosen`` is int [N, decisions]."""
         return np.array([self._cost(tuple(int(at) for at in candidate)) for candidate in chosen])
 
     def keeps(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns whether each candidate, int [N, decisions], may be drawn, bool [N]."""
+        """Returns whether candidates, int [N, decisions], are within the cost limit, if there is one: bool [N]."""
         if not self.rejects:
             return np.ones(len(chosen), np.bool_)
         return self.costs(chosen) <= self._target
@@ -217,10 +215,10 @@ class Policy:
         return draw_allowed(logits, f"{self._seed} step {step}", numbers, self.keeps)
 
     def expected(self, logits: Logits, step: int) -> Logits | None:
-        """Returns ``expected`` of ``ctr.search.controller.policy_gradient``.
+        """Returns ``expected`` for ``policy_gradient``.
 
-        These are the probabilities; under rejection, the marginals given the target, exact if the space is listed,
-        else estimated, or None if no candidate of the estimate keeps to the target.
+        These are the probabilities; under rejection, the marginals given the target: exact if the space is listed,
+        otherwise estimated, or None if no sample of the estimate is within the target.
         """
         if not self.rejects:
             return probabilities(logits)
@@ -229,11 +227,11 @@ class Policy:
             return marginals_of(self._listed, np.exp(logs - logs.max()), self.sizes)
         samples = draw(logits, f"{self._seed} estimate {step}", np.arange(self._config.rejection_samples))
         allowed = samples[self.keeps(samples)]
-        # They are drawn from P itself, so that p / r is 1.
+        # The samples are drawn from P itself, so that p / r is 1.
         return marginals_of(allowed, np.ones(len(allowed)), self.sizes) if len(allowed) else None
 
     def most_likely(self, logits: Logits) -> Choice:
-        """Returns the most likely candidate that keeps to the target. Raises InputError if the search finds none."""
+        """Returns the most likely candidate, under rejection within the target. Raises InputError if none is found."""
         logs = [np.log(np.maximum(shares, np.finfo(np.float64).tiny)) for shares in probabilities(logits)]
         orders = [np.argsort(-values, kind="stable") for values in logs]
 

@@ -1,20 +1,20 @@
-"""One network that holds all candidates of a search: masks make it equal to a smaller one (FF 3.2).
+"""Masks that make one network, which holds all candidates of a search, equal to a smaller one (FF 3.2).
 
-A candidate's weights are the network's times masks of ones and zeros, which are variables, so that no candidate
-is compiled again. With M_i the mask of layer i's units and R_i the mask of its bottleneck,
+A candidate's weights are the network's weights times masks of ones and zeros, which are variables, so that no candidate
+is compiled again. With M_i the mask of layer i's units, R_i the mask of its bottleneck, and s the layer that it reads,
 
     deep layer      h_i = activation(h_s W_i + b_i)         W_i := M_s' W_i M_i,   b_i := b_i M_i
     bottleneck      h_i = activation(h_s U_i V_i + b_i)     U_i := M_s' U_i R_i,   V_i := V_i M_i
-    cross           U_i := U_i R_i,  b_i := b_i max(R_i);   without any rank it is the identity
-    features        the output of a table for each feature, the linear weight included, times the feature's columns
-    factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the numbers of Q and U
+    cross           U_i := U_i R_i,  b_i := b_i max(R_i);   if R_i is zero it is the identity
+    features        a feature's embedding and linear weight times the mask of its columns
+    factors         W_q := M_s' W_q M,  W_u := M_s' W_u M,  b_u := b_u M, with M the mask of the elements of Q and U
 
 so that masked weights have a gradient of zero, whatever the activation, and neither they nor their accumulators
 move. Masked embeddings are zeros in e_0, which masks the rows and columns of crosses that belong to them as well.
 
-An absent layer i is skipped: the next present one reads h_s of the last present layer before it. Units of
-different layers mean different things, so that a layer has a separate matrix for each layer that it may read, of
-which a mask selects one.
+An absent layer i is skipped: the next present one reads h_s of the last present layer before it. Since units of
+different layers have different meanings, a layer has a separate matrix for each layer that it may read; a mask
+selects one of these matrices.
 """
 
 import math
@@ -33,14 +33,14 @@ from ctr.search.architecture import Shape
 
 
 def passed_over(units: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Lists the earlier layers that each deep layer, and last the head, may also read; see ``Tower.sources``.
+    """Returns the earlier layers that each deep layer, and last the head, may also read; see ``Tower.sources``.
 
     Args:
-        units: for each deep layer the widths that it may have, 0 for none.
+        units: for each deep layer, the widths that it may have; 0: it may be absent.
     """
     sources: list[tuple[int, ...]] = [()]
     for layer, widths in enumerate(units):
-        # Where this layer is absent, the next one reads its input.
+        # If this layer is absent, the next one reads its input.
         sources.append((layer, *sources[-1]) if 0 in widths else ())
     return tuple(sources)
 
@@ -52,7 +52,7 @@ def masks_of(
 
     Returns:
         ``features/TABLE``, [features, width + 1], for each table; for weights, by name, ``columns/NAME`` for the last
-        dimension and ``rows/NAME``, [inputs, 1], for the first. Weights without a mask are complete.
+        dimension and ``rows/NAME``, [inputs, 1], for the first. Weights without a mask are used whole.
     """
     masks = {}
     for layout in layouts:
@@ -91,13 +91,13 @@ def _tower_masks(candidate: Shape, name: str, tower: Tower, units: Sequence[int]
 def _reading_masks(
     name: str, tower: Tower, units: Sequence[int], layer: int, matrix: str, columns: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Makes the masks of the matrices with which a deep layer, or the head, reads its sources, all but one masked.
+    """Returns masks of the matrices with which a deep layer or the head reads its sources; all but one are zeroed.
 
     Args:
         name: the tower's name.
         units: the candidate's layer widths.
-        layer: the layer's index; the head's is the number of layers.
-        matrix: the name of the matrix for the layer before it.
+        layer: the index of the layer; for the head, the number of layers.
+        matrix: the name of the matrix that reads the layer before.
         columns: the mask of the matrices' columns.
     """
     reader = "head" if layer == len(units) else f"deep_{layer}"
@@ -118,7 +118,7 @@ def _first(size: int, count: int) -> np.ndarray:
 
 
 def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Computes a candidate's weights: the largest network's, times their masks."""
+    """Returns a candidate's weights: the largest network's weights times their masks."""
     masked = dict(weights)
     for name, weight in weights.items():
         factors = [masks[mask] for mask in (f"rows/{name}", f"columns/{name}") if mask in masks]
@@ -129,7 +129,7 @@ def candidate_weights(weights: Weights, masks: Mapping[str, tf.Tensor]) -> dict[
 
 @own_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
-    """Multiplies ``values`` by a mask that broadcasts to them; does the same to their gradient, of any dtype."""
+    """Multiplies ``values``, and their gradient, by a mask that broadcasts to them and is cast to their dtypes."""
 
     def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
         return upstream * tf.cast(mask, upstream.dtype), None
@@ -138,7 +138,7 @@ def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
 
 
 class MaskedPart(Part):
-    """Part of the largest network that is the current candidate; ``set_to`` replaces the candidate.
+    """The current candidate, as a part of the largest network; ``set_to`` switches to another candidate.
 
     Args:
         masks: the masks of the first candidate.
@@ -151,22 +151,22 @@ class MaskedPart(Part):
 
     @staticmethod
     def packed(masks: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Concatenates flattened masks, as ``set_to`` takes them."""
+        """Returns the flattened masks, concatenated, for ``set_to``."""
         return np.concatenate([mask.ravel() for mask in masks.values()])
 
     def set_to(self, packed: np.ndarray) -> None:
-        """Sets the masks of another candidate."""
+        """Switches to the candidate with these ``packed`` masks."""
         self._values.assign(packed)
 
     @property
     def masks(self) -> dict[str, tf.Tensor]:
-        """Returns the masks of the current candidate, as ``masks_of`` does."""
+        """Returns the current candidate's masks as tensors, by the names of ``masks_of``."""
         parts = tf.split(self._values, [math.prod(shape) for shape in self._shapes.values()])
         both = zip(self._shapes.items(), parts, strict=True)
         return {name: tf.reshape(part, shape) for (name, shape), part in both}
 
     def weights(self, weights: Weights) -> Weights:
-        """Masks the weights."""
+        """Returns the candidate's weights; see ``candidate_weights``."""
         return candidate_weights(weights, self.masks)
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
@@ -178,5 +178,5 @@ class MaskedPart(Part):
         )
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
-        """Removes the curvature of rows whose features the candidate lacks."""
+        """Sets the curvature of rows to 0 if the candidate lacks their feature."""
         return of_present(curvature, self.masks[f"features/{layout.name}"][:, -1])

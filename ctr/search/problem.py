@@ -1,4 +1,4 @@
-"""Costs of the candidates of a search, and the prefix of a log that it reads."""
+"""Costs of a search's candidates, and the prefix of the log that the search reads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from ctr.training.config import TrainConfig
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Cost = Callable[[Choice], float]  # of a candidate, in units of the base's cost (FF 3.2)
+Cost = Callable[[Choice], float]  # cost of a candidate relative to the base's (FF 3.2)
 Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
 
 
 def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
-    """Returns a cached function for a candidate's cost relative to the base; it raises InputError if impossible."""
+    """Returns a cached function for a candidate's cost relative to the base; it raises InputError if it is invalid."""
     unit = measure(space.apply_values(base, {}))
 
     @cache
@@ -36,7 +36,7 @@ def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost
 def counted(log: Path, purpose: str) -> Measure:
     """Returns a function that counts the operations of a configuration per example of a log.
 
-    ``purpose`` is ``training``: to learn from an example, or ``serving``: to score it alone.
+    ``purpose``: ``training``, to learn from an example, or ``serving``, only to score it.
     """
     count, key = Operations(log), {"training": "train_flops", "serving": "inference_flops"}[purpose]
     return lambda config: float(count(config)[key])
@@ -44,14 +44,14 @@ def counted(log: Path, purpose: str) -> Measure:
 
 @dataclass(frozen=True)
 class Prefix:
-    """First rows of a training log, within the time range."""
+    """The first rows of a training log within its time range."""
 
-    end_us: int | None  # the first query time, in microseconds, after it; None: it has all rows
+    end_us: int | None  # the first query time, in microseconds, after the prefix; None: it has all rows
     rows: int
 
     @property
     def end(self) -> str | None:
-        """Returns ``end_us`` in ISO 8601."""
+        """Returns ``end_us`` in ISO 8601, or None."""
         if self.end_us is None:
             return None
         return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()
@@ -60,8 +60,8 @@ class Prefix:
 def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix, int]:
     """Returns the prefix with a ``share`` of a log's rows, up to a query time, so that no query is divided.
 
-    Also returns the count of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
-    no row in the time range, or the prefix would have none.
+    Also returns the number of all rows. ``share``: above 0 and at most 1. Raises InputError if the log is damaged or
+    has no rows in the time range, or the prefix would have none.
     """
     manifests = read_manifests(log)
     blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))

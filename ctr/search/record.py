@@ -1,4 +1,4 @@
-"""Records of a search, from which its report is written without TensorFlow: search.json, and the controller's file."""
+"""Records from which the report of a search is written without TensorFlow: search.json and controller.jsonl."""
 
 from pathlib import Path
 from typing import Any
@@ -19,40 +19,40 @@ class SearchRecord(Record):
 
     title: str
     note: str
-    command: str  # the command that repeats it
+    command: str  # the command that repeats the search
     ctr_version: str
-    log: str  # its folder
+    log: str  # the folder of the log
     log_sha256: str
     seed: int
-    target: float  # the cost that the result may have
+    target: float  # target cost of the result, in units of the baseline's
     purpose: str
     space: dict[str, list[Any]]  # choices by decision
     size: int  # number of candidates
-    baseline: dict[str, Any] | None  # its choices; None where the space does not have it
-    rows: int  # of the log, in the configuration's time range
-    prefix_rows: int  # those that the search reads
-    prefix_end: str | None  # the first query time that it does not read; None: it reads all
+    baseline: dict[str, Any] | None  # the baseline's choices; None if the space does not contain it
+    rows: int  # rows of the log in the configuration's time range
+    prefix_rows: int  # rows that the search reads
+    prefix_end: str | None  # the first query time that the search does not read; None: it reads all
     examples: int  # examples that the supernet learned from
-    passes: float  # computed by the search, in passes of the baseline over all rows
+    passes: float  # cost of the search, in passes of the baseline over all rows
     chosen: str  # ``baseline``, or ``cN`` for candidate N of the space
-    values: dict[str, Any]  # its choices; empty for the baseline
-    cost: float  # in units of the baseline's
+    values: dict[str, Any]  # choices of the result; empty for the baseline
+    cost: float  # cost of the result, in units of the baseline's
 
 
 class ControllerRecord(Record):
-    """State of the controller at one point of its pass."""
+    """State of the controller at one point of the pass."""
 
     examples: int  # examples that the supernet has learned from
-    steps: int  # of the controller
+    steps: int  # steps of the controller
     entropy: float  # nats, summed over the decisions
     probabilities: dict[str, list[float]]
     baseline: float | None  # the moving average of rewards
-    mean_reward: float | None  # of the candidates since the last record; None: none was drawn
-    mean_cost: float | None  # in units of the baseline's
+    mean_reward: float | None  # of the candidates scored since the last record; None without any
+    mean_cost: float | None  # of the same candidates, in units of the baseline's
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:
-    """Reads the controller's records, OUT/supernet/controller.jsonl; empty if there is no file."""
+    """Reads the controller's records from controller.jsonl in ``folder``; empty if there is no such file."""
     path = folder / CONTROLLER_FILE
     if not path.exists():
         return []

@@ -1,6 +1,6 @@
 """Report of a search: tables as text, numbers as CSV, and a page as one HTML file.
 
-Its result is compared with the baseline by the experiment in OUT/replay.
+The experiment in OUT/replay compares the result with the baseline.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ _DECISIONS_DRAWN = 8
 def write_search(folder: Path) -> str:
     """Writes report.html, table.csv and table.txt of a search; the same search gives the same bytes. Returns table.txt.
 
-    ``folder`` holds search.json, the controller's course, and replay/ if the result was compared with the baseline.
-    Raises InputError: a file is missing or damaged, or cannot be written.
+    ``folder`` holds search.json, the controller's records, and replay/ if the result was compared with the baseline.
+    Raises InputError if a file is missing or damaged, or cannot be written.
     """
     path = folder / RECORD_FILE
     if not path.exists():
@@ -48,7 +48,7 @@ def write_search(folder: Path) -> str:
 
 
 def as_text(record: SearchRecord, experiment: Experiment | None) -> str:
-    """Formats the tables for a terminal."""
+    """Formats a search, its decisions and the comparison as text for a terminal."""
     table = _decisions(record)
     rows = [list(table), *(list(cells) for cells in table.itertuples(index=False, name=None))]
     lines = [" ".join(record.title.split()), *_sentences(record), "", *display.aligned(rows)]
@@ -59,7 +59,7 @@ def as_text(record: SearchRecord, experiment: Experiment | None) -> str:
 def search_context(
     record: SearchRecord, course: Sequence[ControllerRecord], experiment: Experiment | None
 ) -> PageContext:
-    """Returns the content of the page about a search; ``experiment`` compares its result with the baseline."""
+    """Returns the content of a search's page; ``experiment`` compares the result with the baseline."""
     sections = [Section("The result", tables=[("", _decisions(record))])]
     said = ["No candidate is better than the baseline: it is the result itself."]
     if record.chosen != BASELINE:
@@ -117,7 +117,7 @@ def _decisions(record: SearchRecord) -> pd.DataFrame:
 
 
 def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[Figure]:
-    """Draws the probabilities of the choices of decisions, the controller's entropy, and the mean cost of its draws."""
+    """Draws the probabilities of choices, the controller's entropy, and the mean cost of the candidates drawn."""
     examples = np.array([entry.examples for entry in course])
     drawn = []
     for name, choices in [*record.space.items()][:_DECISIONS_DRAWN]:

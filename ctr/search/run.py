@@ -1,15 +1,15 @@
-"""A search from its file to its result: the supernet, and the result trained alone beside the baseline.
+"""Runs a search: trains the supernet, then trains the result alone and compares it with the baseline.
 
 ::
 
     OUT/search.yaml      the search with its whole training configuration
     OUT/supernet         the supernet's run
     OUT/best.yaml        the configuration of the result
-    OUT/replay.yaml      the experiment that compares it with the baseline
-    OUT/replay           that experiment
+    OUT/replay.yaml      the experiment that compares the result with the baseline
+    OUT/replay           the output of that experiment
     OUT/search.json      the result, see ``ctr.search.record``
 
-Existing results are not computed again, so the same command continues after an interruption.
+Existing results are not recomputed, so the same command continues after an interruption.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,12 @@ def run_search(
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
     Args:
-        settings: changes of the file, ``key=value``.
+        settings: changes of the file, as ``key=value``.
         is_judged: whether the result is trained alone and compared with the baseline.
 
-    Returns the result, which is in OUT/search.json too, and the failures of the comparison, by name.
-    Raises InputError: a wrong search or log, another search or process in ``out``, or no candidate keeps to the target.
+    Returns the result, which is also in OUT/search.json, and the failed runs of the comparison, by name.
+    Raises InputError for an invalid search or log, another search or process in ``out``, or no candidate within the
+    target.
     """
     search, content = read_search(file, settings)
     check_search_folder(out)
@@ -113,7 +114,7 @@ def run_search(
 
 
 def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str) -> None:
-    """Writes the search beside its results; raises InputError where another one has trained."""
+    """Writes search.yaml; raises InputError if ``out`` has the supernet of another search or log."""
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
     if (out / "supernet").exists():
@@ -132,6 +133,6 @@ def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str
 
 
 def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
-    """Converts a search to plain data, its training configuration with all keys."""
+    """Converts a search to plain data, with all keys of its training configuration."""
     config = parse_model(TrainConfig, dict(search.config), where, "config.")
     return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}

@@ -1,10 +1,10 @@
-"""Learning of a search by weight sharing: one network that holds all candidates, and a controller beside it.
+"""Training in a search by weight sharing: one network that holds all candidates, and a controller.
 
-First, several candidates that the controller samples predict the batch; their losses are its rewards. Then
+First, several candidates that the controller samples predict the batch, and it learns from their losses. Then
 the weights are trained on the batch with other sampled candidates and the largest network: with candidates
-alone, whose parts differ from batch to batch, the products of embeddings hardly begin to grow. Then the
-controller is updated. Early on, the largest network also replaces sampled candidates, with a probability
-that falls to 0 while the controller waits (TuNAS).
+alone, whose parts differ from batch to batch, the products of embeddings hardly start to grow. During the
+controller's warm-up, the largest network also replaces sampled candidates, with a probability that falls to 0
+(TuNAS).
 """
 
 import json
@@ -42,30 +42,30 @@ from ctr.training.state import TrainState
 from ctr.training.step import Scores
 
 _PUBLISHED_RATE = 0.0048  # TuNAS's, for some 10^4 steps
-_FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps: as rewards are noisy, a logit moves a fraction of it
-RECORDS = 200  # lines of controller.jsonl in a whole search, about
+_FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps, of which a logit moves a fraction, as rewards are noisy
+RECORDS = 200  # approximate number of lines of controller.jsonl in a whole search
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked search by weight sharing."""
+    """A validated search by weight sharing."""
 
     config: SearchConfig
     space: Space
     base: TrainConfig
     policy: Policy
-    examples: int  # that the whole search learns from, about
-    records: Path  # the file of the controller over time
+    examples: int  # approximate number of examples that the whole search learns from
+    records: Path  # the file of the controller's records
 
     @property
     def always(self) -> tuple[Choice, ...]:
-        """Returns the candidates that learn from every batch, in addition to the drawn ones."""
+        """Returns the candidates that are trained on every batch, in addition to the drawn ones."""
         count = {"none": 0, "largest": 1, "sandwich": 2}[self.config.controller.extremes]
         return (self.space.largest, self.space.smallest)[: count if self.space.size > 1 else 0]
 
     @property
     def drawn(self) -> int:
-        """Returns the number of candidates drawn to learn from a batch; 1 if there is only one candidate."""
+        """Returns the number of candidates drawn to be trained on a batch; 1 if there is only one candidate."""
         return self.config.controller.learners if self.space.size > 1 else 1
 
     @property
@@ -82,7 +82,7 @@ class Plan:
         return shape.within(largest)
 
     def sources(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Returns the layers that each layer of the largest network may read, see ``ctr.models.architecture.Tower``."""
+        """Returns the layers that each layer of the largest network may read; see ``ctr.models.architecture.Tower``."""
         largest = self.space.largest
         changed = [
             (*largest[:index], number, *largest[index + 1 :])
@@ -99,30 +99,30 @@ class Plan:
 
 @dataclass
 class Progress:
-    """State of a search beside the weights, stored in checkpoints as one float64 array."""
+    """State of a search except the weights, stored in checkpoints as one float64 array."""
 
     controller: Controller
     batches: int = 0
-    examples: int = 0  # learned from
-    scored: int = 0  # examples scored by candidates, once for each
-    drawn: int = 0  # candidates since the last record
-    reward: float = 0.0  # sum over these
-    cost: float = 0.0  # sum over these
+    examples: int = 0  # examples learned from
+    scored: int = 0  # examples scored by candidates, counted once per candidate
+    drawn: int = 0  # candidates with a finite reward since the last record
+    reward: float = 0.0  # sum of their rewards
+    cost: float = 0.0  # sum of their costs
 
     def to_array(self) -> np.ndarray:
-        """Converts to float64; ``progress_of`` reverses it."""
+        """Returns the state as a float64 array, from which ``progress_of`` restores it."""
         controller, *numbers = vars(self).values()
         return np.concatenate([controller.to_array(), np.array(numbers, np.float64)])
 
 
 def progress_of(values: np.ndarray, sizes: Sequence[int]) -> Progress:
-    """Inverts ``Progress.to_array``; ``sizes`` are the numbers of choices of the decisions."""
+    """Returns the progress that ``Progress.to_array`` converted; ``sizes``: see ``new_controller``."""
     end = 2 * sum(sizes) + 2
     return Progress(from_array(values[:end], sizes), *map(int, values[end:-2]), *map(float, values[-2:]))
 
 
 class SharedState(TrainState):
-    """State of a run with the progress of the search."""
+    """State of the supernet's run: weights, optimizers and the progress of the search."""
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
         make_deterministic(config.seed)
@@ -139,7 +139,7 @@ class SharedState(TrainState):
 
 
 class SharedStep(CompiledStep):
-    """Learns from each batch with a few candidates, after several have predicted it for the controller."""
+    """Compiled step that trains a few candidates on each batch, after several have predicted it for the controller."""
 
     def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
         self._plan, self._shared = plan, state
@@ -147,7 +147,7 @@ class SharedStep(CompiledStep):
         masks = self._masks_of(plan.space.largest)
         self._parts = [MaskedPart(masks) for _ in range(plan.drawn + len(plan.always))]
         super().__init__(state, config, phase=phase, parts=self._parts)
-        # Cut before the first step.
+        # Truncated before the first step.
         self._records = Records(plan.records)
         self._has_begun = False
 
@@ -161,21 +161,21 @@ class SharedStep(CompiledStep):
             part.set_to(self._masks[choice])
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch by the largest network, without an update."""
+        """Scores a batch with the largest network, without an update."""
         return self.score_by(self._plan.space.largest, feed, ramps)
 
     def learn_by(self, choices: Sequence[Choice], feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with candidates' mean gradient, without the controller; returns the first one's scores."""
+        """Takes a step with the candidates' mean gradient, without the controller; returns the first one's scores."""
         self._set_parts(*choices)
         return super().learn(feed, ramps, rates)
 
     def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch by a candidate, without an update."""
+        """Scores a batch with a candidate, without an update."""
         self._set_parts(choice)
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Makes a step with a batch; returns the scores of the first learning candidate before the step."""
+        """Trains the controller and weights on a batch; returns the first trained candidate's scores from before."""
         if not feed.rows:
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy
@@ -207,7 +207,7 @@ class SharedStep(CompiledStep):
         return scores
 
     def _judge(self, feed: Feed, ramps: Ramps, chosen: np.ndarray, state: Progress) -> None:
-        """Scores a batch by candidates, int [N, decisions], and trains the controller on their losses."""
+        """Scores a batch with candidates, int [N, decisions], and trains the controller on their losses."""
         plan, policy, options = self._plan, self._plan.policy, self._plan.config.controller
         losses: dict[Choice, float] = {}
         choices = [tuple(int(at) for at in candidate) for candidate in chosen]
@@ -232,7 +232,7 @@ class SharedStep(CompiledStep):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Computes a batch's mean logistic loss by metric weight, or NaN; ``logit`` [N] begins with the batch's rows."""
+    """Returns the batch's mean logistic loss by metric weight, or NaN; ``logit`` [N] begins with the batch's rows."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
@@ -256,13 +256,13 @@ def _line(plan: Plan, state: Progress) -> dict[str, Any]:
 
 
 class Records:
-    """File of JSON lines, each with ``examples``, the number of examples processed at the time of writing."""
+    """File of JSON lines, each with ``examples``, the number of examples learned from when it was written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def cut(self, examples: int) -> None:
-        """Deletes the records after ``examples`` examples, and an unfinished last line."""
+        """Deletes the records after ``examples`` examples, and an incomplete last line."""
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         lines = [line for line in lines if line.endswith("\n") and json.loads(line)["examples"] <= examples]
         write_atomic_bytes(self._path, "".join(lines).encode())

@@ -1,4 +1,4 @@
-"""Space of a search: decisions, each with its choices, and the configuration of each candidate."""
+"""Space of a search: decisions with their choices, and the configuration of each candidate."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.experts.names import PAIRS, choose_experts, expert_names
 from ctr.training.logs import resolve
 
-Choice = tuple[int, ...]  # candidate: for each decision the number of its choice
+Choice = tuple[int, ...]  # candidate: for each decision, the index of its choice
 
 Content = Mapping[str, Any]  # training configuration as nested keys
 
@@ -33,7 +33,7 @@ class Decision:
 
     @cached_property
     def part(self) -> Part:
-        """Returns the part of the architecture that is decided on. Raises KeyError for an unknown name."""
+        """Returns the part of the architecture that the decision determines. Raises KeyError for an unknown name."""
         return part_of(self.name)
 
 
@@ -48,7 +48,7 @@ class Space:
         return math.prod(len(decision.choices) for decision in self.decisions)
 
     def candidates(self) -> Iterator[Choice]:
-        """Yields all candidates, the last decision's choices changing first."""
+        """Yields all candidates; the last decision's choice varies fastest."""
         return itertools.product(*(range(len(decision.choices)) for decision in self.decisions))
 
     def index(self, choice: Choice) -> int:
@@ -70,32 +70,32 @@ class Space:
 
     @property
     def smallest(self) -> Choice:
-        """Returns the candidate of the smallest parts."""
+        """Returns the candidate with the smallest choice of each decision."""
         return tuple(decision.choices.index(min(decision.choices)) for decision in self.decisions)
 
     def shape(self, base: TrainConfig, choice: Choice) -> Shape:
-        """Returns the architecture of a candidate, absent layers included. Rank decisions of absent layers remain."""
+        """Returns the shape of a candidate, including absent layers, which keep their ranks."""
         return shape_of(base, _parts(self.values(choice)))
 
     def apply(self, base: TrainConfig | Content, choice: Choice) -> TrainConfig:
-        """Returns the configuration of a candidate. Raises InputError, which names it, if it is invalid."""
+        """Returns the configuration of a candidate. Raises InputError, naming the candidate, if it is invalid."""
         return self.apply_values(base, self.values(choice))
 
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
-        """Applies values of some decisions to the base. Raises InputError as ``apply`` does."""
+        """Returns the base with values for some decisions. Raises InputError as ``apply`` does."""
         content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
         return parse_model(
             TrainConfig, changed(content, self.changes(base, values)), f"candidate {described(values)}"
         )
 
     def changes(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> Changes:
-        """Returns changes of a base by values for some of the decisions: values by dotted keys of its configuration."""
+        """Returns the changes of a base, by dotted key, that values for some of the decisions make."""
         config = _parsed(base)
         parts = _parts(values)
         return shape_changes(shape_of(config, parts), parts, config.model)
 
     def baseline(self, base: TrainConfig | Content) -> Choice | None:
-        """Returns the candidate that equals the base; None if the space lacks it."""
+        """Returns the candidate that equals the base, or None if the space does not contain it."""
         config = _parsed(base)
 
         def is_same(name: str, value: Any) -> bool:
@@ -112,7 +112,7 @@ class Space:
 
 
 def described(values: Mapping[str, Any]) -> str:
-    """Formats values by the names of decisions, ``model.deep.units.0 64, model.crosses.layers 2``."""
+    """Formats values of decisions, for instance ``model.deep.units.0 64, model.crosses.layers 2``."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
@@ -127,7 +127,7 @@ def _parts(values: Mapping[str, Any]) -> dict[Part, Any]:
 def with_widths(
     content: Content, search: SearchConfig, schema: Schema, manifests: Sequence[Manifest], where: str
 ) -> dict[str, Any]:
-    """Returns the configuration with explicit embedding widths of the features whose widths are decided on."""
+    """Returns the configuration with explicit embedding widths of all features whose width is a decision."""
     config = resolve(parse_model(TrainConfig, dict(content), where), schema, manifests)
     widths = {f.name: f.width for f in schema.features if f.width is not None} | config.model.widths
     parts = [part_of(name) for name in search.space if name.startswith("model.widths.")]
@@ -137,9 +137,9 @@ def with_widths(
 
 
 def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
-    """Resolves ``auto`` experts without pairs; also returns a note if pairs would be one of them, else "".
+    """Resolves ``auto`` experts without pairs; also returns a note if that excludes pairs, otherwise "".
 
-    Raises InputError: the configuration names pairs.
+    Raises InputError if the configuration names pairs.
     """
     model, names = base.model, expert_names(base.model)
     if PAIRS in names:
@@ -153,15 +153,15 @@ def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
 
 
 def space_of(search: SearchConfig) -> Space:
-    """Returns the space of a search's file, without validation."""
+    """Returns the space of a search's configuration, without validation."""
     return Space(tuple(Decision(name, choices) for name, choices in search.space.items()))
 
 
 def make_space(search: SearchConfig, content: Content, schema: Schema, where: str) -> Space:
-    """Makes the space of a search, and validates all that can be before the first run.
+    """Makes the space of a search, and validates it as far as possible before the first run.
 
-    ``content`` is the training configuration, see ``with_widths``. Raises InputError: a decision does not
-    exist, or has an invalid choice, or one that a supernet cannot combine with the others.
+    ``content`` is the training configuration (``with_widths``). Raises InputError if a decision does not exist, has an
+    invalid choice, or has one that a supernet cannot combine with the others.
     """
     space = space_of(search)
     for decision in space.decisions:
@@ -190,7 +190,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 
 
 def _problem(decision: Decision, schema: Schema) -> str:
-    """Returns the fault of a decision, or an empty string."""
+    """Returns a description of the fault of a decision, or an empty string."""
     choices = decision.choices
     try:
         part = decision.part
@@ -219,7 +219,7 @@ def _problem(decision: Decision, schema: Schema) -> str:
 
 
 def _check_layers(space: Space, base: TrainConfig, where: str) -> None:
-    """Raises InputError where layers have gaps, or a bottleneck is not narrower than its layer."""
+    """Raises InputError if layers have gaps, or decisions about layers do not fit the configuration."""
     deep, factors = base.model.deep, base.model.factorized
     decided = {decision.part: decision for decision in space.decisions}
     for kind, there in (("units", deep.units), ("ui_units", factors.ui_units if factors is not None else ())):

@@ -1,13 +1,13 @@
-"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's pass.
+"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained in one pass of the trainer.
 
-In a single pass over a log each batch is new, so that it evaluates candidates without held-out data
-(``ctr.search.shared_weights``). The run's checkpoints have the controller's state, so that a killed search resumes,
+In a single pass over a log each batch is new, and can evaluate candidates without held-out data
+(``ctr.search.shared_weights``). The run's checkpoints have the controller's state, so that a killed search resumes
 with the same bits.
 
 ::
 
     OUT/run/                the run of the supernet
-    OUT/controller.jsonl    the controller over time
+    OUT/controller.jsonl    records of the controller
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ from ctr.training.session import Process, open_session
 
 @dataclass(frozen=True)
 class SupernetResult:
-    """Result of a search by weight sharing: the most likely candidate that keeps to the target, and its cost.
+    """Result of a search by weight sharing: the most likely candidate, and the cost of the search.
 
-    ``passes`` is the cost in passes of the baseline over the same rows, by counted operations: the steps of
-    the largest network, and the predictions of candidates, which cost as much as the largest network's.
+    ``passes`` is the cost of the search in passes of the baseline over the same rows, by counted operations: the steps
+    of the supernet, and the predictions of candidates, which cost as much as the largest network's.
     """
 
     choice: Choice
@@ -57,8 +57,8 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or resumes it, and returns the candidate that the controller prefers.
 
-    The search reads the time range of ``base``. Raises InputError: the base learns by other rules than
-    AdaGrad and Shampoo, no candidate keeps to the target, or as ``ctr.training.session.open_session`` does.
+    The search reads the time range of ``base``. Raises InputError if ``base`` has settings that a search does not
+    support, no candidate is within the target, or as ``ctr.training.session.open_session`` does.
     """
     schema = read_schema(log)
     base, note = without_pairs(base, schema)
@@ -86,10 +86,10 @@ def search_supernet(
 
 
 def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
-    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``.
+    """Returns the configuration of the largest network. Raises InputError for settings that a search does not support.
 
     Shampoo is used only if the largest network learns from every batch: a root mixes all units of a layer, so that
-    the gradient of a candidate alone would move units that its masks leave out.
+    the gradient of a candidate alone would change units that its masks exclude.
     """
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
@@ -136,7 +136,7 @@ def _one_pass(
     rows: int,
     progress: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Runs the pass, or the rest of it; returns the final variables by name."""
+    """Runs the pass, or the rest of it; returns the arrays of the final state by name."""
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 

@@ -44,8 +44,8 @@ Numbers = Mapping[str, np.ndarray]
 class CompiledStep:
     """Compiled functions that score and change the weights of a run, each compiled at its first call.
 
-    The first of ``parts`` scores; training uses the mean of the parts' gradients. ``jit``: whether XLA compiles; None:
-    if that is faster.
+    The first of ``parts`` scores; training uses the mean of the parts' gradients. ``jit``: whether XLA compiles the
+    functions; None: as ``config.jit`` says.
     """
 
     def __init__(
@@ -66,8 +66,7 @@ class CompiledStep:
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_shared)
         # A scored feed may also be one to learn from, which has more targets.
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
-        # By the number of tables that there are plans for, and by whether batches are too small for more than
-        # first-order steps: separate traces.
+        # By the number of tables with plans, and by ``Feed.preconditions``: each combination is a separate trace.
         self._functions: dict[tuple[int, bool], list[Callable[..., Any]]] = {}
         is_whole = tuple(parts) == (WHOLE,) and not is_shared
         self._fuses = is_whole and not has_few_shapes(config.batch.shapes) and accelerator() != "TPU"
@@ -76,7 +75,7 @@ class CompiledStep:
         self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
-        """Scores a batch, then makes a step with it; a batch without good rows has neither scores nor a step."""
+        """Scores a batch, then takes a step with it; without good rows there is no step, and the scores are empty."""
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
@@ -99,13 +98,13 @@ class CompiledStep:
         return Scores(logit, slices, applied, terms, labels)
 
     def learning(self, feed: Feed, ramps: Ramps, rates: Rates) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns the ``tf.function`` that ``learn`` calls, and its arguments, for other compilers; does not learn."""
+        """Returns the ``tf.function`` that ``learn`` calls and its arguments, for use with other compilers."""
         feed = self._with_rows("learn", feed)
         arguments = *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
         return self._functions_of(feed)[0], arguments
 
     def learn_fused(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
-        """Makes steps with several batches in one call, each scored before it is learned from."""
+        """Takes a step with each of several batches in one call; each batch is scored before its step."""
         layouts = feed.layouts
         if (steps := self._fused.get(len(layouts))) is None:
             steps = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
@@ -121,11 +120,11 @@ class CompiledStep:
         return scores
 
     def fused_shapes(self, layouts: tuple[TableLayout, ...]) -> FewShapes:
-        """Returns the shapes of batches that ``learn_fused`` takes, for some tables."""
+        """Returns the batch shapes that ``learn_fused`` accepts with these tables; empty if steps are not fused."""
         return fused_shapes(self._config, layouts) if self._fuses else ()
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
-        """Scores a batch alone."""
+        """Scores a batch without learning from it."""
         if not feed.rows:
             return self._no_scores()
         feed = self._with_rows("score", feed)
@@ -136,7 +135,7 @@ class CompiledStep:
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Returns whether the weights, after the last step, give sound predictions for its batch."""
+        """Returns whether the weights after the last step give sound predictions for the batch of that step."""
         if self._last_applied is None:
             return True
         feed = self._last_applied().of_tables(self.state.active_layouts)
@@ -148,7 +147,7 @@ class CompiledStep:
         return Scores(none, slices, labels=[none for _ in self.state.architecture.labels])
 
     def _functions_of(self, feed: Feed) -> list[Callable[..., Any]]:
-        """Returns the functions that learn and score, for feeds with as many tables and equal ``preconditions``."""
+        """Returns the functions that learn and score feeds with this feed's number of tables and ``preconditions``."""
         key = len(feed.plans), feed.preconditions
         if key not in self._functions:
             scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(len(feed.plans))
@@ -167,14 +166,14 @@ class CompiledStep:
         return self._functions[key]
 
     def _with_rows(self, name: str, feed: Feed) -> Feed:
-        """Assigns rows to a feed's ids; waits as long for the group as the step that follows does."""
+        """Assigns rows to a feed's ids; waits for the group as long as the following step does."""
         is_first = all(key[0] != name for key in self._compiled)
         with self.state.group.timeout(is_patient=is_first):
             return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
     def _calling(self, name: str, feed: Feed | FusedFeed) -> Iterator[None]:
-        """Announces a compilation by the call in the block, if any; limits the time to wait for the group."""
+        """Announces a compilation if the call in the block causes one; limits the time to wait for the group."""
         key: tuple[object, ...] = (name, feed.preconditions) if name == "learn" else (name,)
         if feed.shape is not None:
             key += (feed.shape,)
@@ -203,7 +202,7 @@ class CompiledStep:
 def fresh_state(
     config: TrainConfig, schema: Schema, families: Sequence[Family] = (), group: Workers = ALONE
 ) -> TrainState:
-    """Makes a run's initial state, equal in all calls; restricts TensorFlow to operations that repeat bit by bit."""
+    """Makes a run's initial state, the same in every call; restricts TensorFlow to deterministic operations."""
     make_deterministic(config.seed)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
     return TrainState(layouts, config, dtype, families, group)

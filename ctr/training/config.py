@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ctr.data.batches import BatchSize
 
 GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
-"""Shares of the rows before a batch, and where one call learns from many batches."""
+"""Batch size as a share of the rows before the batch; the second where one call learns from many batches."""
 _OPEN = frozenset(("growth", "least"))
 _FUSED_TOGETHER = 2**14
-"""Rows, padded, of all batches of a call at most: they bound its memory."""
+"""Maximum padded rows of all batches of one call, which bounds its memory."""
 
 
 class BatchConfig(StrictModel):
@@ -80,11 +80,11 @@ class BatchConfig(StrictModel):
         return {"growth": None, **settings} if "rows" in settings else settings
 
     def most_fused(self, rows: int) -> int:
-        """Returns the maximum number of batches of this many padded rows in a call."""
+        """Returns the maximum number of batches in one call if each has ``rows`` rows, padding included."""
         return max(1, min(self.steps_per_execution, _FUSED_TOGETHER // rows))
 
     def sizes(self, origin: int = 0) -> "BatchSize":
-        """Returns the maximum rows of batches by position; ``origin`` is the position of the first one."""
+        """Returns the maximum batch size as a function of the position; ``origin`` is the first batch's position."""
         from ctr.data.batches import BatchSize
 
         growth = self.growth if isinstance(self.growth, float) else None
@@ -373,7 +373,7 @@ class TrainConfig(StrictModel):
 
     @property
     def fuses_steps(self) -> bool:
-        """Returns whether one call can learn from many batches: the host has no work between two of them."""
+        """Returns whether one call can learn from many batches: true if the host has no work between them."""
         objective, uses_host = self.objective, self.optimizer.embeddings.rule == "one_sided"
         constraints = objective.bias_constraints
         has_more_rows = bool(self.label_delay or objective.labels) or (
@@ -384,12 +384,12 @@ class TrainConfig(StrictModel):
         )
 
     def leaves_out(self, begin: int, end: int) -> bool:
-        """Returns whether a batch of these rows is not learned from: ``skip`` has at least one of them."""
+        """Returns whether rows [begin, end) are not learned from because ``skip`` contains at least one of them."""
         return any(first < end and begin < last for first, last in self.skip)
 
     @property
     def notes(self) -> list[str]:
-        """Lists, a line each, the ``auto`` values that another key has changed, and why."""
+        """Returns one line for each ``auto`` value that another key has changed, with the reason."""
         embeddings = self.optimizer.embeddings
         causes = {
             "gradient is mean": embeddings.gradient == "mean",
@@ -403,7 +403,7 @@ class TrainConfig(StrictModel):
 
     @property
     def preconditions(self) -> bool:
-        """Returns whether any batch may have enough rows for Shampoo to begin."""
+        """Returns whether any batch may have enough rows for Shampoo to be used."""
         return self.preconditions_at(self.batch.rows)
 
     def preconditions_at(self, rows: int) -> bool:
@@ -413,7 +413,7 @@ class TrainConfig(StrictModel):
 
     @property
     def schedules(self) -> dict[str, RateSchedule]:
-        """Returns the schedules that change a rate, by their groups of variables."""
+        """Returns the learning rate schedules that are not constant, by group of variables."""
         constraints = self.objective.bias_constraints
         texts = {
             "embeddings": self.optimizer.embeddings.schedule,
@@ -443,14 +443,14 @@ class TrainConfig(StrictModel):
         """Returns the value of every ramp after ``examples`` trained examples; 0 for terms that are off.
 
         Args:
-            before: by a ramp's name, the number of trained examples before these; see ``ctr.training.warm_start``.
+            before: by a ramp's name, the number of examples trained on earlier; see ``ctr.training.warm_start``.
         """
         return {name: ramp for name, (ramp,) in self.ramps_of([examples], before).items()}
 
     def ramps_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns the ramps of ``ramps_at`` at each of several numbers of examples, by name."""
+        """Returns the values of ``ramps_at`` for each of several numbers of examples, as lists by ramp name."""
         before, off = before or {}, dict.fromkeys(TERMS, [0.0] * len(examples))
         ramps = {"alpha2": self.model.crosses.ramp}
         ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
@@ -473,7 +473,7 @@ class TrainConfig(StrictModel):
     def rates_of(
         self, examples: Sequence[int], before: Mapping[str, int] | None = None
     ) -> dict[str, list[float]]:
-        """Returns the rates of ``rates_at`` at each of several numbers of examples, by group."""
+        """Returns the values of ``rates_at`` for each of several numbers of examples, as lists by group."""
         before, rates = before or {}, dict.fromkeys(("embeddings", "dense", "duals"), [1.0] * len(examples))
         for group, schedule in self.schedules.items():
             rates[group] = [schedule.at(count + before.get(f"rate_{group}", 0)) for count in examples]
@@ -482,7 +482,7 @@ class TrainConfig(StrictModel):
         return {**rates, "dense": [self.optimizer.dense.learning_rate * rate for rate in rates["dense"]]}
 
     def sha256(self) -> str:
-        """Hashes the whole configuration (SHA-256, in hexadecimal)."""
+        """Returns the SHA-256 of the whole configuration, in hexadecimal."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 

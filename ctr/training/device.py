@@ -39,13 +39,13 @@ _VARIABLES = (
 _device: str | None = None
 """The last argument of ``use_device``: TensorFlow's devices are also global in the process."""
 _chip: str | None = None
-"""TensorFlow's name of the chip of a TPU that makes the steps; None: it places them by itself."""
+"""TensorFlow's name of the TPU chip that runs the steps; None: TensorFlow places the operations."""
 
 
 def use_device(device: str) -> None:
     """Makes ``cpu``, the first ``gpu`` or one chip of this host's ``tpu`` the device of all steps of this process.
 
-    Must be called before TensorFlow computes anything. Raises InputError: there is no such device.
+    Must be called before TensorFlow computes anything. Raises InputError if there is no such device.
     """
     global _device, _chip
     gpus = tf.config.list_physical_devices("GPU")
@@ -80,7 +80,7 @@ def accelerator() -> Literal["GPU", "TPU"] | None:
 
 
 def on_step_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function run on the chip of a TPU, where TensorFlow places no operation by default."""
+    """Wraps a function to run on the TPU chip in use, where TensorFlow places no operation by default."""
     if _chip is None:
         return function
 
@@ -93,9 +93,9 @@ def on_step_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def variables_beside_steps() -> Iterator[None]:
-    """Places variables on the device of the steps; initial values are computed on the host, equal for all devices.
+    """Places new variables on the device of the steps; initial values are computed on the host, for any device.
 
-    Totals, which are in no step, stay on the host, since a TPU only emulates float64.
+    Totals, which no step reads or changes, stay on the host, since a TPU only emulates float64.
     """
 
     def create(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -118,12 +118,12 @@ def _cpu_info(name: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Reads the processor's feature flags, if the system lists them."""
+    """Returns the processor's feature flags; empty if the system does not list them."""
     return frozenset(_cpu_info("flags").split())
 
 
 def resolve_compute_dtype(compute_dtype: str) -> str:
-    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
+    """Returns ``float32`` or ``bfloat16``; ``auto``: bfloat16 on a TPU or a processor with bfloat16 instructions."""
     if compute_dtype != "auto":
         return compute_dtype
     accelerated = accelerator() == "TPU" or bool(cpu_flags() & _BFLOAT16_FLAGS)
@@ -131,16 +131,16 @@ def resolve_compute_dtype(compute_dtype: str) -> str:
 
 
 def resolve_jit(jit: Literal["auto"] | bool, workers: int = 1) -> bool:
-    """Returns whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
+    """Returns whether XLA compiles the step; ``auto``: only with an accelerator and a single worker."""
     if jit != "auto":
         return jit
     if workers > 1:
-        return False  # XLA exchanges nothing between workers
-    return accelerator() is not None
+        return False  # XLA cannot exchange data between workers
+    return accelerator() is not None  # on CPUs, XLA leaves matrix units unused
 
 
 def has_few_shapes(shapes: Literal["auto", "few", "many"]) -> bool:
-    """Returns whether batches are padded to few shapes (``ctr.training.sizes``)."""
+    """Returns whether batches are padded to few shapes (``ctr.training.sizes``); ``auto``: on a TPU."""
     if shapes != "auto":
         return shapes == "few"
     return accelerator() == "TPU"

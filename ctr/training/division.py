@@ -1,7 +1,7 @@
-"""Part of a batch that is learned from here: all of it, or of a group's member a share. NumPy, in the reading thread.
+"""Division of a batch among the workers of a group; computed with NumPy, in the thread that reads ahead.
 
-All members have the whole batch and its plan. Each takes whole queries, a contiguous range of each log's rows; the
-shares are padded to equal length.
+All workers have the whole batch and its plan. Each learns from whole queries, a contiguous range of each log's rows;
+the shares are padded to equal length. A process alone learns from the whole batch.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from ctr.training.tables.plan import TablePlan, pad_references, value_count
 from ctr.workers.parts import Deal
 
 PLAN = ("distinct", "single", "values", "segments")
-"""What a step takes of the plan of a table."""
+"""Names of the arrays of a table's plan that a step takes."""
 
 
 class Placement(NamedTuple):
-    """What of each batch, and of each table, is here."""
+    """Share of each batch and of each table that this worker holds."""
 
     deal: Deal = Deal()  # the group that divides each batch
-    dealt: tuple[bool, ...] = ()  # for each table whether its rows are dealt to the members, too
+    dealt: tuple[bool, ...] = ()  # for each table, whether its rows are also dealt to the workers
 
     def share(self, rows: Rows, source: np.ndarray, batch_rows: int) -> "Share":
-        """Takes the share of a batch that is learned from here; see ``divide_rows``."""
+        """Returns the share of a batch that this worker learns from; see ``divide_rows``."""
         if self.deal.size == 1:
             return Share(slice(len(rows)), fit(len(rows), batch_rows), slice(len(rows)))
         division = divide_rows(query_begins(rows, source), source, self, batch_rows)
@@ -43,9 +43,9 @@ ALL_HERE = Placement()
 class Division:
     """Assignment of the N rows of a batch to workers."""
 
-    workers: np.ndarray  # int64 [N], the worker that takes each row
-    capacity: int  # B, the rows that each worker's part has, padding included
-    order: np.ndarray  # int64 [N], where each row is among the W * B of all workers
+    workers: np.ndarray  # int64 [N], the worker that learns from each row
+    capacity: int  # B, the number of rows of each worker's share, padding included
+    order: np.ndarray  # int64 [N], the position of each row among the W * B rows of all workers
     placement: Placement
 
     def rows_of(self, rank: int) -> np.ndarray:
@@ -53,26 +53,26 @@ class Division:
 
 
 class Share(NamedTuple):
-    """The rows of a batch that are learned from here; of a process alone all of them."""
+    """Rows of a batch that this worker learns from; all of them if there is no other worker."""
 
-    local: slice | np.ndarray  # bool [N], which they are
-    capacity: int  # B, the rows that the step takes, padding included
-    order: slice | np.ndarray  # int64 [N], where the results for the batch's good rows are among a step's
+    local: slice | np.ndarray  # bool [N], which rows of the batch these are
+    capacity: int  # B, the number of rows that the step takes, padding included
+    order: slice | np.ndarray  # int64 [N], positions of the batch's good rows among a step's results
     division: Division | None = None
 
     def sizes(
         self, plan: TablePlan, rows: int, size: TableSizes | None
     ) -> tuple[int, int | None, int | None]:
-        """Returns the sizes that the plan of the whole batch is padded to (``pad_plan``), of which B is ``rows``."""
+        """Returns the sizes that the whole batch's plan is padded to, as ``pad_plan`` takes them; B is ``rows``."""
         if self.division is not None:
-            # What is here of the plan is padded by ``arrays``.
+            # ``arrays`` pads this worker's part of the plan.
             return len(plan.single), len(plan.values), None
         return (rows, None, None) if size is None else (rows, size.values, size.ids)
 
     def arrays(
         self, layouts: Sequence[TableLayout], plans: Sequence[TablePlan]
     ) -> list[dict[str, np.ndarray]]:
-        """Returns what the step takes of padded plans, all of whose ids have rows."""
+        """Returns, for each table, the arrays that the step takes from its padded plan; all ids must have rows."""
         if self.division is None:
             return [{name: getattr(plan, name) for name in PLAN} for plan in plans]
         each = zip(layouts, plans, self.division.placement.dealt, strict=False)
@@ -80,7 +80,7 @@ class Share(NamedTuple):
 
 
 def divide_rows(begins: np.ndarray, source: np.ndarray, placement: Placement, batch_rows: int) -> Division:
-    """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
+    """Divides the rows of a batch; depends only on where queries begin and on the number of workers.
 
     Args:
         begins: int64, ascending: the starts of queries, including 0 if there are rows.
@@ -103,7 +103,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, placement: Placement, ba
 
 
 def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.ndarray:
-    """Returns the index of each of N elements, int64 [N], after grouping by W workers, in order, each group padded."""
+    """Returns each element's index, int64 [N], once grouped by worker, in order, each group padded to ``capacity``."""
     by_worker = np.argsort(workers, kind="stable")
     counts = np.bincount(workers, minlength=size)
     within = np.arange(len(workers)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -118,16 +118,16 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
 def share_of_table(
     layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the table rows that a worker needs for its B rows, and the rows of its part that others need.
+    """Returns the table rows that a worker needs for its B rows, and the rows that it sends to other workers.
 
-    A table is held by all workers (mirrored), or its rows are dealt to them.
+    A table is mirrored on all workers, or divided: its rows are dealt to them.
 
     Returns:
-        ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, or of a mirrored table
-        those of the whole batch; may be padded with rows that it does not need. ``single``, ``values`` and
-        ``segments`` as in ``TablePlan``, of this worker's rows: positions in ``distinct``, or of a divided table in
-        the W * P rows that it gets from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
-        which of ``distinct`` it needs, with padding that it does not refer to.
+        ``distinct``: int32 [Q], the rows that the batch needs, each once; of a divided table, the indices of those in
+        this worker's part. May be padded with rows that the batch does not need. ``single``, ``values`` and
+        ``segments`` as in ``TablePlan``, for this worker's B rows: positions in ``distinct``, or for a divided table in
+        the W * P rows that it gets from all workers. For a divided table also ``asked``: int32 [W, P], for each worker,
+        positions in ``distinct`` of the rows that it needs, with padding to which no position refers.
     """
     part = pad_references(layout, _part_of_plan(layout, plan, division), division.capacity)
     if not is_divided:
@@ -156,7 +156,7 @@ def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> T
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
-    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, ascending."""
+    """Returns, for each worker, the ascending positions in the whole batch's ``distinct`` that it needs."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
     needed = np.zeros((division.placement.deal.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
@@ -168,10 +168,10 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 def _requests(
     distinct: np.ndarray, needed: Sequence[np.ndarray], deal: Deal
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the rows that workers request; ``needed``: for each of W workers, positions in ``distinct``, int64 [U].
+    """Finds the rows that workers request; ``needed``: for each of the W workers, its positions in ``distinct`` [U].
 
-    Returns ``distinct`` and ``asked`` of ``share_of_table``, and for each of the U rows its position among the W * P
-    that this worker receives, int32; 0 for rows that it does not need.
+    Returns ``distinct`` and ``asked`` of ``share_of_table``, and int32 [U], the position of each row among the W * P
+    rows that this worker receives; 0 for rows that it does not need.
     """
     size, owners, width, of_own = deal.size, distinct % deal.size, 1, []
     for theirs in needed:

@@ -1,4 +1,4 @@
-"""Feeds: convert batches to the arrays of a step: first the sizes of all of them, then their content."""
+"""Feeds: the arrays of a step, made from a batch; first the sizes of all arrays, then their content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,15 +26,15 @@ _LOGISTIC = ObjectiveConfig()
 
 @dataclass(frozen=True)
 class Feed:
-    """A batch, or the share of it that is learned from here, as the step takes it: B rows, the last of them padding."""
+    """Arrays that a step takes for a batch, or for this worker's share of it: B rows, the last of them padding."""
 
     batch: Batch
-    targets: Targets  # of the B rows, by ``ctr.objective.targets``
+    targets: Targets  # for the B rows, from ``ctr.objective.targets``
     plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
     share: Share
     layouts: tuple[TableLayout, ...]
-    shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
-    again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes it anew, for other tables
+    shape: Shape | None = None  # one of few shapes, to which it is padded; None: sizes are rounded one by one
+    again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes the feed again, for other tables
     preconditions: bool = True  # the batch is large enough for more than first-order steps of dense weights
 
     @property
@@ -47,7 +47,7 @@ class Feed:
 
     @property
     def counts(self) -> np.ndarray:
-        """Returns the number of good rows of the log, int64 [1]."""
+        """Returns the number of the batch's good rows, without constraint logs, int64 [1]."""
         return np.array([len(self.batch.rows)])
 
     @cached_property
@@ -56,7 +56,7 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        """Returns the tensors of each plan, all of whose ids have rows."""
+        """Returns the tensors of each table's plan, by name; all growing ids must have rows."""
         of_tables = self.share.arrays(self.layouts, self.plans)
         return [{name: tf.constant(array) for name, array in arrays.items()} for arrays in of_tables]
 
@@ -74,7 +74,7 @@ class Feed:
         return self if len(layouts) == len(self.layouts) or self.again is None else self.again(layouts)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
-        """Returns the feed with rows for its growing ids (``EmbeddingTables.find_rows``); itself if they have rows."""
+        """Returns the feed with rows for its growing ids (``EmbeddingTables.find_rows``), or itself if it has them."""
         rows, begun = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self
@@ -100,8 +100,8 @@ def make_feed(
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, chooses the padded sizes, and fills the arrays.
 
-    A feed without ``ids``, the configuration of growing ids, is only scored. Without ``shapes``, a function of
-    the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
+    A feed without ``ids``, the configuration of growing ids, can only be scored. ``shapes`` returns the allowed shapes
+    for the tables; without it each size is rounded up by itself. Raises InputError if no shape holds the batch.
     """
     rows, source = _all_rows(batch)
     share = placement.share(rows, source, batch_rows)
@@ -134,7 +134,7 @@ def make_feed(
 
 
 def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:
-    """Joins the good rows of a batch and of constraint logs; returns them and the number of each row's log."""
+    """Joins the good rows of a batch and of constraint logs; returns them and the index of each row's log, int8 [N]."""
     parts = {0: batch.rows}
     for number, other in batch.others.items():
         # Rows of constraint logs are in no sidecar, and no further label is learned from them.
@@ -145,7 +145,7 @@ def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:
 
 
 def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns for each multivalent feature the ids of N rows, and their number in each row, int32 [N]."""
+    """Returns, for each multivalent feature, the ids of all N rows and their number in each row, int32 [N]."""
     return {
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
@@ -153,7 +153,7 @@ def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def rows_drawn(ids: IdsConfig | None, rows: Rows) -> np.ndarray | None:
-    """Returns which of N rows admit their ids at once, bool [N], or None where admission draws no rows."""
+    """Returns which rows admit their ids at once, bool [N], or None if admission does not draw rows."""
     if ids is None or ids.admission.rule != "probability":
         return None
     return is_drawn(rows.example_id, ids.admission.probability, ids.admission.salt)

@@ -1,20 +1,20 @@
 """Floating-point operations of a model per example, by closed formulas: to score it, and to learn from it.
 
 A multiplication and an addition are one operation each, and so is a copied element of a table and any function of a
-number (exp, sqrt, max). Of n components (FF 5) everything below counts n times, but shared embeddings once. With m
+number (exp, sqrt, max). With n components (FF 5) everything below counts n times, except shared embeddings. With m
 inputs, batches of B rows and |W| the number of elements of W:
 
     product [m] x [m, u]            2 m u;  with a bottleneck of rank r  2 m r + 2 r u                 FF 3.1
     bias, activation                u each
     cross of rank k                 4 m k, of a full matrix 2 m^2;  and 4 m for bias, alpha2 e_0 *, + e_i-1   FF 4.3
-    heads                           2 h K, of h hidden numbers;  K = 1 in a plain model, the width of Q and U else
+    heads                           2 h K, for h hidden units;  K = 1 in a plain model, otherwise the width of Q, U
     Q . U, tau                      2 (K + 2);  2 for the sigmoid, 8 a piece for a piecewise linear one  FF 6
     mean of probabilities           8 a component
     look-up of v ids, C columns     v C;  of a multivalent feature 2 v C + C, as it is averaged;  1 a linear weight
-    a number that is no id          4 to normalize it, 9 more for its mean and deviation
+    a numeric feature               4 to normalize it, 9 more for its mean and deviation
 
     backward                        twice the dense part's forward: for each product the gradient of its input (the
-                                    first one's goes to the embeddings) and that of its matrix; the look-up once more
+                                    first one's goes to the embeddings) and of its matrix; the look-up once more
     optimizers, a step              their declared cost (``ctr.optim.protocol.Cost``):
       AdaGrad                       7 for each element of a distinct row, which the rows of a batch share
       Shampoo, element by element   2 |W|, and the cost of grafting, momentum, decay and limits
@@ -22,7 +22,7 @@ inputs, batches of B rows and |W| the number of elements of W:
                                     statistics, and 14 d^3 for each root every tau1 steps               PSO 2-3
     clipping                        3 |W|
 
-The operations of a step are divided by B. Schedules count as late in a run: the more frequent roots at its beginning,
+The operations of a step are divided by B. They are counted as late in a run: more frequent roots at its beginning,
 and roots that are reused because their statistics changed little, are ignored. Losses and constraints, some ten
 operations per example, are left out. A rank head, which serving lacks, counts for learning alone.
 """
@@ -62,7 +62,7 @@ class Flops:
     forward: float
     backward: float
     rows: float  # to update the rows of tables
-    dense: float  # to update dense weights, without the three that follow, of second-order optimizers
+    dense: float  # to update dense weights, without the second-order work that the next three count
     statistics: float
     preconditioning: float
     roots: float
@@ -109,7 +109,7 @@ def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> i
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
-    """Counts the operations of a model per row; a rank head's only if ``training``."""
+    """Counts the operations of a model's dense part per row, including a rank head only if ``training``."""
     factors, count, hidden = model.factors, 0, {}
     for name, tower in model.towers.items():
         m, rank = widths[name], tower.cross_rank

@@ -1,11 +1,11 @@
 """Training on a live log, as its partitions appear, until a stop is requested or no new ones appear.
 
-The result equals that of one pass over the log, whenever the partitions appeared, and however often the run was
+The result equals one pass over the whole log, whenever the partitions appeared, and however often the run was
 stopped or killed in between. RUN/follow.jsonl records the lag behind the log; nothing is computed from it.
 
-A line for each batch that completed a partition of the log, and one at the end of an advance that processed more::
+It has a line for each batch that completed a partition, and one at the end of an advance that processed more rows::
 
-    {"time": 1767225600.25,           seconds since 1970 of the line
+    {"time": 1767225600.25,           time of writing, seconds since 1970
      "position": 81920,               rows of the log that the run has processed
      "rows": 4096,                    rows processed since the last line
      "waiting": 310,                  published rows not processed yet
@@ -14,7 +14,7 @@ A line for each batch that completed a partition of the log, and one at the end 
      "partitions": [[1767225590000000, 1767225600000000, 0.21]],  start, end and seconds, see below
      "seconds_p50": 0.21, "seconds_max": 0.21}                   over these partitions; null without any
 
-The seconds of a partition are those from its publication, by the time of its manifest's file, until its last row
+The seconds of a partition run from its publication, the modification time of its manifest, until its last row
 was trained on. A partition without rows is not listed.
 """
 
@@ -47,15 +47,15 @@ FOLLOW_FILE = "follow.jsonl"
 
 POLL_SECONDS = 0.5
 
-# How soon a wish to stop is noticed between two polls, in seconds.
+# Seconds between two checks for a requested stop while waiting for the next poll.
 _NOTICED_IN = 0.1
 
 
 class Lag(NamedTuple):
-    """Lag of a run behind its log."""
+    """Rows and seconds by which a run is behind its log."""
 
-    rows: int  # published ones that it has not passed
-    seconds: float  # since the publication of the first partition that is not trained on to its end, or 0
+    rows: int  # published rows that the run has not processed yet
+    seconds: float  # since publication of the first partition not fully trained on; 0 if there is none
 
 
 FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
@@ -63,7 +63,7 @@ FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Polling:
-    """Seconds between two polls, and seconds without new rows after which to end; None: never."""
+    """Seconds between two polls, and seconds without new rows after which to stop; None: never."""
 
     seconds: float = POLL_SECONDS
     stop_when_idle: float | None = None
@@ -81,10 +81,10 @@ class Polling:
 class Followed:
     """Position of a run when it stopped, as stored in a checkpoint."""
 
-    reason: str  # the word of ``stop``, or ``idle``
-    position: int  # rows of the log that it has passed
-    waiting: int  # published rows that wait for more, or, after a stop, to be passed
-    awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
+    reason: str  # the reason that ``stop`` returned, or ``idle``
+    position: int  # rows of the log that the run has processed
+    waiting: int  # published rows that the run has not processed yet
+    awaited: str | None  # a missing file that the run needs to continue; None: only the log must grow
     init_from: dict[str, Any] | None = None  # content of init_from.json, if the run was warm-started
 
     def as_text(self) -> str:
@@ -95,11 +95,11 @@ class Followed:
 
 
 class LagReport:
-    """Appends the lines of one session to the lines of earlier sessions."""
+    """Measures the lag of a session behind its log, and appends its lines to follow.jsonl."""
 
     def __init__(self, session: Session) -> None:
         path = session.run.run_dir / FOLLOW_FILE
-        # A line that was not written to its end is cut off.
+        # Cuts off an incomplete last line.
         length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         self._session = session
         self._file = GrowingFile.open(path, length) if session.run.group.is_chief else Unwritten()
@@ -107,13 +107,13 @@ class LagReport:
         passed, learned = position.examples, position.learned
         self._written = passed
         self._waiting = self._session.inputs.log.rows - passed
-        # The first partition that is not trained on to its end, the rows before it, and when it was published.
+        # The first partition that is not fully trained on, the rows before it, and when it was published.
         self._next = self._behind = 0
         self._published: float | None = None
         self._pass_partitions(learned if self._session.run.config.label_delay else passed)
 
     def _pass_partitions(self, trained: int) -> list[Manifest]:
-        """Moves on to the first partition with rows beyond ``trained``; returns the partitions that it passed."""
+        """Moves on to the first partition with rows beyond ``trained``; returns the completed partitions with rows."""
         gone = []
         manifests = self._session.inputs.log.manifests
         while self._next < len(manifests) and self._behind + manifests[self._next].rows <= trained:
@@ -184,11 +184,11 @@ def follow(
     Args:
         progress: called after every batch and every poll with the position in the log, its lag behind the end, and
             the metrics of the pass so far.
-        process: the process; ``stop`` is also called ten times a second while there is nothing to train on.
+        process: the training process; its ``stop`` is also called ten times a second while no rows are available.
 
     Raises:
-        LearningError: a checkpoint is written, but the run has learned nothing, because rows were lost.
-        InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
+        LearningError: a checkpoint is written, but the run has not learned, see ``learning_failure``.
+        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``.
     """
     process = process or Process()
     log, run_dir, group = Path(log), Path(run_dir), process.group
@@ -240,7 +240,7 @@ def _follow(
             raise LearningError(f"{run_dir}: {failure}")
         for warning in warnings_of(session.run):
             logger.warning("%s: %s", run_dir, warning)
-        # While steps are being skipped nothing is saved: these rows are passed again.
+        # While steps are being skipped nothing is saved: these rows are processed again.
         position, passed = session.run.saved_at, session.run.position.examples
         waiting = report.lag().rows + passed - position
         begun = group.once(lambda: read_warm_start(run_dir))
@@ -258,7 +258,7 @@ class _Patience:
         self._quiet_since = time.monotonic()
 
     def agreed_stop(self) -> str | None:
-        """Returns the reason to stop of any member of the group, or None."""
+        """Returns the reason to stop that the first member with one gives, or None; the same in the whole group."""
         return next(filter(None, self.group.gather_texts(self.process.stop() or "")), None)
 
     def reason_to_end(self) -> str | None:
@@ -268,7 +268,7 @@ class _Patience:
         return stop or ("idle" if self.group.broadcast(is_idle) else None)
 
     def pause(self) -> str | None:
-        """Waits until the next poll is due; returns a reason to stop instead, or None."""
+        """Waits until the next poll is due, and returns None, or returns a reason to stop as soon as there is one."""
         end = time.monotonic() + self._polling.seconds
         while (stop := self.agreed_stop()) is None:
             # By one clock. No member waits long for another one, however seldom they poll.

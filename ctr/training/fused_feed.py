@@ -1,4 +1,4 @@
-"""Feeds of many small batches at once, built in one pass of NumPy, in the thread that reads ahead."""
+"""Feeds of many small batches together, built with NumPy in one pass, in the thread that reads ahead."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ class FusedFeed:
 
     batches: tuple[Batch, ...]
     joined: Rows  # of all batches
-    targets: Targets  # [K, B], or [K, B, .]: of each batch those of a ``Feed``
+    targets: Targets  # [K, B] or [K, B, .]: for each batch, the targets of a ``Feed``
     plans: tuple[BatchPlans, ...]
     shape: Shape
     layouts: Layouts
-    again: Callable[[Sequence[Batch], Layouts], "FusedFeed"]  # makes it anew, for other tables
-    make_feed: Callable[[Batch, Layouts], Feed]  # of one of the batches
+    again: Callable[[Sequence[Batch], Layouts], "FusedFeed"]  # makes a feed of some batches for other tables
+    make_feed: Callable[[Batch, Layouts], Feed]  # makes the feed of a single batch
 
     preconditions = False
 
@@ -51,7 +51,7 @@ class FusedFeed:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Returns the rows of each batch, int64 [K]."""
+        """Returns the number of good rows of each batch, int64 [K]."""
         return np.array([len(batch.rows) for batch in self.batches])
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
@@ -132,9 +132,9 @@ def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
 def in_groups(
     batches: Iterable[tuple[Batch, Shape | None]], most: Callable[[int], int]
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
-    """Groups consecutive batches of one shape; one without a shape stays alone.
+    """Groups consecutive batches of equal shape; a batch without a shape is a group by itself.
 
-    ``most``: the maximum number of batches of this many padded rows in a group.
+    ``most``: returns the maximum number of batches in a group, for the padded rows of each.
     """
     for shape, group in groupby(batches, itemgetter(1)):
         while together := [batch for batch, _ in islice(group, most(shape.rows) if shape else 1)]:

@@ -1,8 +1,8 @@
-"""Fused steps: many small batches in one compiled call, each scored before it is learned.
+"""Fused steps: many small batches in one compiled call, each scored before it is learned from.
 
-A step with a small batch costs its launch, not its arithmetic: one call of XLA loops over many batches of one shape.
-It works on scratch tables, which hold the rows that these batches need and have one size for any size of the real
-tables, so that nothing is compiled again when those grow::
+The cost of a step with a small batch is its launch, not its arithmetic: one call of XLA loops over many batches of
+equal shape. It works on scratch tables, which hold the rows that these batches need and have one size for any size of
+the real tables, so that nothing is compiled again when those grow::
 
     find rows     of each batch's ids, on the host: the maps of growing ids are updated in the order of the log
     load          copies the rows of all batches, and their optimizer state, into the scratch tables
@@ -35,16 +35,16 @@ from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 
 _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
-"""Rows of a scratch table, or more if these bytes hold more; a call ends before batches that need more rows."""
+"""Minimum size of a scratch table in rows and in bytes; a call ends before a batch that needs more rows."""
 
 _Tensors = dict[str, tf.Tensor]
 _Arguments = Any
-"""Of ``Step.learn``, after the first one: tensors, or arrays."""
+"""Arguments of ``Step.learn`` after the first one, as tensors or arrays."""
 Numbers = Mapping[str, np.ndarray]
 
 
 class FusedSteps:
-    """Compiled loop over small batches, for a model that is whole in one process."""
+    """Compiled loop over small batches, for a model that is not divided among workers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class FusedSteps:
         layouts: Sequence[TableLayout],
         shapes: Sequence[Shape],
     ) -> None:
-        """Prepares to learn with the first tables of a state, which have these ``layouts``."""
+        """Prepares to learn with a state's first tables, whose layouts are ``layouts``."""
         self._most_fused = config.batch.most_fused
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         signature = target_signature(config.objective, state.families, state.layouts)
@@ -73,7 +73,7 @@ class FusedSteps:
         )
 
     def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
-        """Scores and learns from K batches, in their order; ramps and rates are float32 [K] each."""
+        """Scores and learns from K batches, in order; each ramp and rate is float32 [K]."""
         results: list[list[np.ndarray]] = []
         times = [batch.times[1] for batch in feed.batches]
         plans, begun = self._tables.assign_batches(feed.plans, times)
@@ -124,7 +124,7 @@ class FusedSteps:
         plans: Sequence[BatchPlans],
         numbers: Sequence[Numbers],
     ) -> list[np.ndarray]:
-        """Returns for each batch, padded, the logits, whether its step was applied, its terms and its slices."""
+        """Learns from K batches; returns logits [K, B], whether steps were applied [K], terms [K, T] and slices."""
         used, tensors = [], []
         for plan, size, end in zip(plans, shape.tables, self._scratch.sizes, strict=True):
             rows, positions = plan.rows
@@ -150,7 +150,7 @@ class FusedSteps:
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Learns from ``count`` ``packed`` batches, each with arrays of the same shapes and types as ``alike``."""
+        """Learns from ``count`` ``packed`` batches, each with arrays of the shapes and dtypes of ``alike``."""
         limit = next(iter(packed.values())).shape[0]
         batches = tf.TensorShape([limit, len(alike[0]["label"])])
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
@@ -173,20 +173,20 @@ class FusedSteps:
 
 
 class ScratchTables:
-    """Rows of all tables that some batches need, in the form of a step's tables.
+    """Copies of the table rows that some batches need, with the interface of a step's tables.
 
     A table row and its optimizer state are one row here, because XLA gathers and scatters row by row. A step holds only
     the rows of its batch: XLA would copy all others, though they do not change.
     """
 
     def __init__(self, tables: EmbeddingTables, count: int, shapes: Sequence[Shape]) -> None:
-        """Makes scratch tables for the first ``count`` ones."""
+        """Makes scratch tables for the first ``count`` tables."""
         self._tables, self.optimizer = tables, tables.optimizer
         self.rows = Local(())
         self.sizes: list[int] = []  # rows of each table
         self._widths: list[list[int]] = []
         self._values: list[tf.Variable] = []
-        # By table, and by the distinct ids of a shape.
+        # For each table, the rows of the current batch, by the number of distinct ids of its shape.
         self._hands: list[dict[int, tf.Variable]] = []
         for number, table in enumerate(tables.weights[:count]):
             state = self.optimizer.first_state(number)
@@ -201,7 +201,7 @@ class ScratchTables:
             self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
 
     def have_room(self, counts: np.ndarray) -> bool:
-        """Returns whether so many rows of each table fit."""
+        """Returns whether this number of rows of each table, int64 [tables], fits."""
         return bool((counts <= self.sizes).all())
 
     def take(self, plans: Sequence[_Tensors]) -> None:
@@ -238,7 +238,7 @@ class ScratchTables:
             hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: tf.Tensor, counts: tf.Tensor) -> None:
-        """Copies rows of the tables, int32 [N], table after table, ``counts`` of each, to the first scratch rows."""
+        """Copies the rows ``used``, int32 [N], ``counts`` of each table in turn, to the first scratch rows."""
         for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             values = [tf.gather(variable, rows) for variable in self._variables(number)]
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(values, axis=1))

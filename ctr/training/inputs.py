@@ -1,4 +1,4 @@
-"""Inputs of a run: its logs and sidecars, checked before it begins, as they grow, and the feeds made from them."""
+"""Inputs of a run: its logs and sidecars, checked before it begins and as they grow, and the feeds made from them."""
 
 import json
 import time
@@ -39,11 +39,11 @@ from ctr.workers.collectives import ALONE, Workers
 _LOOK_EVERY = 0.1  # seconds
 
 Tables = Callable[[], Layouts]
-"""Returns the current tables, for which feeds are made."""
+"""Returns the layouts of the current tables, for which feeds are made."""
 Shapes = Callable[[Layouts], FewShapes]
 Hold = Callable[[int], None]
 
-# Parts of the environment that change bits, which have to be the same in the whole group.
+# Keys of the environment that affect the bits of results: they must be equal in the whole group.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
@@ -74,9 +74,9 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, group: Workers = ALONE) -> Inputs:
-    """Opens a run's inputs. Raises InputError: some are missing, do not fit, or differ within the group.
+    """Opens a run's inputs. Raises InputError if some are missing, do not fit, or differ within the group.
 
-    All members use the partitions of growing logs that the first one finds.
+    All members use the partitions of growing logs that the first member finds.
     """
     with group.raise_if_any_failed():
         logs = open_logs(path, config)
@@ -101,7 +101,7 @@ def _with_logs(inputs: Inputs, logs: Sequence[Log]) -> Inputs:
 
 
 def _as_the_first(log: Log, group: Workers, published: PublishedPartitions | None = None) -> Log:
-    """Reads a log as far as the first member has found it published; others may see its files a moment later."""
+    """Reads a log up to the last partition that the first member found; others may see its files a moment later."""
     published = published or PublishedPartitions(log.path, log.manifests)
     count = group.once(lambda: len(published.read()))
     with group.raise_if_any_failed():
@@ -121,7 +121,7 @@ def _as_the_first(log: Log, group: Workers, published: PublishedPartitions | Non
 
 
 def _fingerprints(inputs: Inputs, size: int) -> dict[str, str]:
-    """Returns texts, by what they stand for, that have to be the same in all members of a group."""
+    """Returns versions, hashes and settings that must be equal in all members of a group, by description."""
     environment = describe_environment(inputs.config, size)
     versions = environment["versions"]
     logs = {f"constraint log {name}" if name else "log": log for name, log in inputs.row_logs.items()}
@@ -141,7 +141,7 @@ def _fingerprints(inputs: Inputs, size: int) -> dict[str, str]:
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
-    """Raises InputError if sidecars lack a row from ``start`` on; returns False if it was stopped."""
+    """Raises InputError if sidecars lack a row from ``start`` on; returns False if ``stop`` ended the check early."""
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
@@ -169,7 +169,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
 
 
 def batch_size(inputs: Inputs) -> BatchSize:
-    """Returns the batch sizes of the run's log: a function of the position alone."""
+    """Returns the batch sizes of the run's log, which depend on the position alone."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
     skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
     return batch.sizes(skipped)
@@ -186,9 +186,9 @@ def read_feeds(
 ) -> Generator[AnyFeed, None, None]:
     """Yields the run's feeds from a position on, or from the beginning, built by a thread that reads ahead.
 
-    The trainer may need them for other ``tables`` later (``Feed.of_tables``). Unless ``partial``,
-    batches that would change if the logs grew are left out, and ``hold`` is called with the position of the
-    first.
+    The trainer may need them for other ``tables`` later (``Feed.of_tables``). Unless ``partial``, batches that would
+    change if the logs grew are left out, and ``hold`` is called with the position of the first one. ``fused`` returns
+    the shapes of batches that one call may learn from together.
     """
     config, size = inputs.config, batch_size(inputs)
 
@@ -196,7 +196,7 @@ def read_feeds(
         return few_shapes(config, inputs.schema, layouts)
 
     shapes = few if has_few_shapes(config.batch.shapes) else None
-    # The first tables of all, or all of them.
+    # By the number of tables: all, or only the first ones.
     fused_of: dict[int, FewShapes] = {}
 
     def fused_shapes_of(layouts: Layouts) -> FewShapes:
@@ -262,9 +262,9 @@ def merge(
 ) -> Iterator[Batch]:
     """Merges batches of a log in the order in which a run scores and learns from them.
 
-    A batch comes once when it is new, and again before the first batch whose queries are late enough for its labels
-    to be available. With its labels come the rows that constraint logs have before its last one: at that time itself
-    the next batch may have rows to predict, and a constraint log may hold the same examples with their labels.
+    A batch is yielded when it is new, and again before the first batch whose queries are late enough for its labels
+    to be available. With its labels come the rows of constraint logs with earlier times than its last row: at that
+    time itself the next batch may have rows to predict, and a constraint log may hold the same examples with labels.
 
     Args:
         new: batches to be scored.
@@ -310,10 +310,10 @@ def _read_log(
 
 
 def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Hold) -> Iterator[Batch]:
-    """Yields the batches that no growth of the logs can change; ``hold`` is called where the rest begins.
+    """Yields the batches that no growth of the logs can change; ``hold`` is called with the position of the rest.
 
-    The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows
-    that a constraint log has until its time, so that it waits until that log is published so far.
+    The last batch may still grow, unless it is full or ends with its partition. Each batch includes the rows of
+    constraint logs up to its time, and waits until these logs are published up to that time.
     """
     batch_config = inputs.config.batch
     published = min((other.end for other in inputs.constraint_logs.values()), default=MAX_TIME_US)
@@ -336,7 +336,7 @@ def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Hold) -> Iter
 
 
 def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleaved]:
-    """Opens the constraint logs at a run's positions; rows before the training log's time are never read."""
+    """Opens the constraint logs at a run's positions; rows from before the training log begins are never read."""
     batch, time_range = inputs.config.batch, inputs.config.time_range
     begin = max(time_range.start_us, inputs.log.manifests[0].start)
     return [
@@ -352,10 +352,10 @@ def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleave
 
 
 class PublishedInputs:
-    """The growing inputs of a run, polled at little cost; the whole group uses what its first member has found."""
+    """Growing inputs of a run, polled at little cost; the group uses the partitions that its first member finds."""
 
     def __init__(self, inputs: Inputs, wait_for_sidecars: bool, group: Workers = ALONE) -> None:
-        self.inputs = inputs  # all that is published
+        self.inputs = inputs  # with all published partitions
         self._waits = wait_for_sidecars
         self._ready = 0
         self._group = group
@@ -364,7 +364,7 @@ class PublishedInputs:
         self.readable = self._read_ready()
 
     def refresh(self) -> bool:
-        """Reads newly published manifests; returns whether there is more to read. Raises InputError: a bad one."""
+        """Reads newly published manifests; returns whether there is more to read. Raises InputError for a bad one."""
         before, ready = self.inputs, self._ready
         logs = [_as_the_first(log, self._group, published) for log, published in self._published]
         if any(log is not previous for log, (previous, _) in zip(logs, self._published, strict=True)):

@@ -1,6 +1,6 @@
 """Training of further labels' outputs, each with the loss of its label.
 
-Each bias takes a separate online Newton step (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
+Each bias takes an online Newton step (``ctr.optim.first_order.online_bias``) before its label's loss is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable])
 def label_lesson(
     batch: BatchObjective, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
 ) -> tuple[list[tf.Tensor], list[tuple[Calibrator, CalibrationStep]]]:
-    """Computes the labels' loss terms and bias steps from the logits of components, [n, B] by label.
+    """Computes the labels' loss terms and bias steps; the label logits in ``scores`` are [n, B], for n components.
 
     Returns:
         The loss term of each label, scalars, and the steps of the biases.

@@ -35,7 +35,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """Returns the query time in microseconds at which the partition of this row, or else the last one, begins."""
+        """Returns the query time in microseconds at which the partition of row ``position``, or the last, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -57,7 +57,7 @@ class Logs:
     schema: Schema  # the model's features (``ModelConfig.features``)
     log: Log  # the log of the run's pass
     constraint_logs: Mapping[str, Log]
-    teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
+    teacher_log: Log | None  # the log of the teacher's sidecar, if it is not ``log``
     notes: tuple[str, ...]  # values of ``auto`` that another key, or the log, has decided
 
     @property
@@ -73,7 +73,7 @@ class Logs:
 
 
 def open_logs(path: Path, config: TrainConfig) -> Logs:
-    """Opens the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
+    """Opens the logs that a run reads. Raises InputError if one is empty, or does not fit the configuration."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     for name in config.objective.labels:
@@ -126,7 +126,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 
 
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Fills in the ``ModelConfig`` keys that the configuration leaves open: ``query_size``, ``widths`` and ``experts``.
+    """Resolves the ``ModelConfig`` keys that depend on the log: ``query_size``, ``widths`` and ``experts``.
 
     Reads no label, and nothing after the first partition: a run that follows the log has the same configuration.
     """
@@ -171,7 +171,7 @@ def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
 
 
 class LogsSeen:
-    """The partitions of one run's logs: records which ones it has read from and checks that these do not change."""
+    """Partitions of a run's logs: records which of them the run has read, and checks that these do not change."""
 
     def __init__(self, run_dir: Path, manifests: Mapping[str, Sequence[Manifest]]) -> None:
         self.manifests = manifests  # by log; "" is the log of the run's pass
@@ -191,7 +191,7 @@ class LogsSeen:
         return int(np.searchsorted(begins, rows))
 
     def _sha256(self, name: str, count: int) -> str:
-        """Hashes the first ``count`` partitions as ``log_sha256``, without those hashed for the last call."""
+        """Hashes the first ``count`` partitions like ``log_sha256``, continuing from the last call's hash."""
         done, digest = self._hashed[name]
         if count < done:
             done, digest = 0, hashlib.sha256()
@@ -201,13 +201,13 @@ class LogsSeen:
         return digest.hexdigest()
 
     def check(self, consumed: Sequence[Mapping[str, Any]]) -> None:
-        """Raises InputError if these logs lack partitions that ``consumed`` returned for a run, now or earlier."""
+        """Raises InputError if these logs lack partitions that an earlier ``consumed`` of the run returned."""
         for seen in consumed:
             if seen["sha256"] != log_sha256(self.manifests[seen["log"]][: seen["intervals"]]):
                 raise self._changed(seen["log"], seen["intervals"])
 
     def update(self, manifests: Mapping[str, Sequence[Manifest]], rows: Mapping[str, int]) -> None:
-        """Adopts new lists of partitions; ``rows``: see ``consumed``. Raises InputError if read ones changed."""
+        """Adopts new lists of partitions; ``rows``: see ``consumed``. Raises InputError if partitions read changed."""
         for name, seen in self.manifests.items():
             if manifests[name] is seen:
                 continue

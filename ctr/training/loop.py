@@ -1,4 +1,4 @@
-"""The loop: every batch is scored by the weights before it, and then learned from."""
+"""The training loop: every batch is scored with the weights from before it, and then learned from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,10 +21,10 @@ def one_pass(
     export: Callable[[], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Scores and learns all rows not processed yet; returns the first unprocessed position.
+    """Scores and learns from all rows not processed yet; returns the first unprocessed position.
 
-    ``partial``: also the batches that would change if the logs grew; ``export``: called when one is due.
-    Raises InputError: too many steps in a row were skipped, or the weights are broken.
+    ``partial``: whether to process batches that would change if the logs grew; ``export``: called when an export is
+    due. Raises InputError if too many steps in a row were skipped, or the weights are broken.
     """
     held: list[int] = []
     state = step.state
@@ -68,9 +68,9 @@ def one_pass(
 
 
 def _learned(feeds: Iterator[AnyFeed], run: Run, step: CompiledStep) -> Iterator[tuple[AnyFeed, Scores]]:
-    """Scores and learns feed by feed; several small batches in one call, after the last of which something may be due.
+    """Scores and learns from feeds; one call takes several small batches, up to the next one after which work is due.
 
-    Score, with the weights from before the update, and learn when due: one compiled step does both.
+    One compiled step scores, with the weights from before the update, and learns if that is due.
     """
     for read in feeds:
         feed = read.of_tables(step.state.active_layouts)
@@ -89,7 +89,7 @@ def _learned(feeds: Iterator[AnyFeed], run: Run, step: CompiledStep) -> Iterator
 
 
 def _batches_until_due(feed: FusedFeed, run: Run, step: CompiledStep) -> int:
-    """Counts the batches before anything may be due."""
+    """Returns the number of batches up to the first one after which a checkpoint, window or decision may be due."""
     rows, ends = np.cumsum(feed.counts), np.array([batch.end for batch in feed.batches])
     is_due = run.is_due_after(rows, ends)
     is_due |= step.state.experts.is_due_after(rows)

@@ -22,9 +22,9 @@ from ctr.training.experts.names import ExpertName, check_experts, reads_embeddin
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16
 _WIDTHS = ((4, 2), (16, 4), (128, 8))
-"""Maximum number of ids for each width."""
+"""Pairs of a maximum number of ids and the embedding width that it gets by default."""
 _MOST_WEIGHTS = 2**36
-"""Limit for all embedding tables together: 256 GiB of float32; the accumulators take the same again."""
+"""Maximum weights of all embedding tables together: 256 GiB of float32; accumulators need as much again."""
 
 
 class CrossConfig(StrictModel):
@@ -133,13 +133,13 @@ class NetworkPlugin(StrictModel):
 
     @property
     def units(self) -> int:
-        """Returns the width of its output, which the head reads."""
+        """Returns the width of the network's output, which the head reads."""
         raise NotImplementedError
 
     def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
         """Returns the shape of each weight by name, and its initial value or its initializer.
 
-        The latter is an ``Initializer`` of ``ctr.models.initial_weights``; ``width`` is m of ``forward``.
+        An initializer is an ``Initializer`` of ``ctr.models.initial_weights``; ``width`` is m of ``forward``.
         """
         raise NotImplementedError
 
@@ -210,12 +210,12 @@ class ModelConfig(ShortModel):
 
     @property
     def has_layers(self) -> bool:
-        """Returns whether there is a network that could be an expert."""
+        """Returns whether the configuration has crosses, deep layers or a plug-in network."""
         return bool(self.crosses.layers or self.deep.units or self.network)
 
     @property
     def has_network(self) -> bool:
-        """Returns whether the model reads embeddings."""
+        """Returns whether the model has a network, which reads embeddings."""
         return reads_embeddings(self)
 
     @model_validator(mode="after")
@@ -230,7 +230,7 @@ class ModelConfig(ShortModel):
         return self
 
     def features(self, schema: Schema) -> Schema:
-        """Returns the features of a log for the model: with the size of queries or without."""
+        """Returns a log's features as the model uses them, with or without the feature ``query_size``."""
         if self.query_size is True and not schema.counts_rows:
             return with_query_size(schema)
         return schema.stored if self.query_size is False else schema
@@ -238,8 +238,8 @@ class ModelConfig(ShortModel):
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """Lays out the embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
-        The ids of a growing feature that have no slot share ``shared_rows``. Raises InputError: the configuration
-        does not fit the features, or no feature has a table.
+        The ids of a growing feature that have no slot share ``shared_rows`` rows. Raises InputError if the
+        configuration does not fit the features, or no feature has a table.
         """
         schema = self.features(schema)
         _check_features("model.without", self.without, schema)
@@ -363,7 +363,7 @@ class ModelConfig(ShortModel):
 
 
 def fitting_width(ids: int | None) -> int:
-    """Returns the embedding width of a feature with so many ids; None: their number is unknown."""
+    """Returns the default embedding width of a feature with this number of ids; None: the number is unknown."""
     for most, width in _WIDTHS:
         if ids is not None and ids <= most:
             return width

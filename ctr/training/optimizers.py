@@ -1,4 +1,4 @@
-"""Makes the optimizers of a configuration; add a new one with its keys in ``config.py`` and its construction here."""
+"""Construction of optimizers; a new one needs its keys in ``config.py`` and its construction here."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -18,12 +18,12 @@ from ctr.workers.collectives import ALONE, Workers
 def dense_optimizer(
     config: DenseOptimizerConfig, preconditions: bool = True, group: Workers = ALONE
 ) -> DenseOptimizer:
-    """Makes the optimizer of dense weights, without its weights yet.
+    """Makes the optimizer of dense weights, before the weights are known.
 
     Args:
         config: the optimizer's configuration.
-        preconditions: whether any batch is large enough for more than its first-order steps.
-        group: the members that divide its state.
+        preconditions: whether any batch is large enough for Shampoo; otherwise the grafting method is used alone.
+        group: the workers that divide its state.
     """
     return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), group)
 
@@ -33,12 +33,12 @@ def table_optimizer(
     layouts: Sequence[TableLayout],
     groups: Sequence[Workers] | None = None,
 ) -> RowRule:
-    """Makes the optimizer of embeddings and linear weights, without its tables yet.
+    """Makes the optimizer of embeddings and linear weights, before its tables exist.
 
-    ``groups``: for each table the members that hold its rows together; by default all rows of all tables are here.
+    ``groups``: for each table, the workers that its rows are divided among; by default no table is divided.
     """
     newton = config.linear_rule == "newton"
-    # Newton's rates are factors of its steps; instead of AdaGrad's sums it has the information.
+    # Newton's rates multiply its steps; it accumulates information instead of AdaGrad's sums.
     linear = (1.0, 0.0) if newton else (config.linear_learning_rate, config.linear_initial_accumulator)
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
     setup = RowSetup(

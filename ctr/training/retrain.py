@@ -1,6 +1,6 @@
-"""Retrains: the same model, settings, seed and log once more, except for effects that vary in production (FF 5).
+"""Retrains: runs with the same model, settings, seed and log, except for an effect that varies in production (FF 5).
 
-Two retrains have the prediction difference that production sees between equal models on other hardware.
+Two retrains differ in their predictions as much as equal models on different hardware do in production.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ctr.config import StrictModel
 from ctr.io.hashing import uniform_hash
 
 if TYPE_CHECKING:
-    # A configuration is read without what reads a log.
+    # Reading a configuration must not load the modules that read a log.
     from ctr.data.batches import Batch
 
 
@@ -41,7 +41,7 @@ class RetrainConfig(StrictModel):
 def initial_weights(
     weights: Mapping[str, np.ndarray], retrain: RetrainConfig | None
 ) -> dict[str, np.ndarray]:
-    """Returns the initial dense weights of a retrain, float32; weights of 0 stay."""
+    """Returns the initial dense weights of a retrain, float32; weights of 0 are unchanged."""
     if retrain is None or retrain.kind != "rounding":
         return {**weights}
     return {name: _moved(np.asarray(value), f"{retrain.salt} {name}") for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""Scores rows that are no batch of the log."""
+"""Scores of rows outside the batches of a log."""
 
 from functools import partial
 
@@ -22,9 +22,9 @@ _SCORED_TOGETHER = 8192
 def score_rows(
     step: CompiledStep, config: TrainConfig, rows: Rows | pa.Table, schema: Schema, ramps: Ramps
 ) -> np.ndarray:
-    """Returns the logits, float32 [N], of good rows, or of the columns of a shard, also those that are not finite.
+    """Returns the logits, float32 [N], of good rows or of a shard's columns; they may be infinite or NaN.
 
-    Raises InputError: a faulty row, or rows of other features.
+    Raises InputError for a faulty row, or rows with other features.
     """
     good, state = _check_rows(rows, schema), step.state
     # A call of the compiled function costs as much as a thousand rows.

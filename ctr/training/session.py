@@ -43,12 +43,12 @@ class Process:
     """The process that trains.
 
     Attributes:
-        group: trains together; all members do the same with sessions, the first one writes the files and calls what is
-            to be called.
-        stop: asked after each batch why to stop; None: it goes on.
+        group: the workers that train together; all make the same calls to sessions, but the first alone writes files
+            and calls ``progress``, ``exporter`` and ``phase``.
+        stop: called after each batch; returns a reason to stop, or None to continue.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
             and with an empty one when that is over.
-        begun: ``time.perf_counter()`` when the user began to wait, from which on ``wall_seconds`` count.
+        begun: ``time.perf_counter()`` when the user began to wait: the start of ``wall_seconds``.
     """
 
     group: Workers = ALONE
@@ -69,21 +69,20 @@ def train(
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or resumes it from the newest checkpoint in ``run_dir``.
 
-    A finished run is returned unchanged. For arguments not named here see
-    ``open_session``.
+    A finished run is returned unchanged. For arguments not named here see ``open_session``.
 
     Args:
         record: publishes the predictions as this sidecar of the log, after the pass.
-        init_from: another run, whose weights and position in the log a new one begins with.
+        init_from: another run, from whose weights and position in the log a new run starts.
 
     Returns:
         The content of summary.json; with ``record`` also ``recorded``, the published sidecar, and for a run that was
-        begun from another one ``init_from``.
+        started from another one also ``init_from``.
 
     Raises:
-        LearningError: all is written but the sidecar; nothing was learned, or the weights are useless.
+        LearningError: nothing was learned, or the weights are useless; all is written except the sidecar.
         Interrupted: a stop was requested; a checkpoint has all processed rows.
-        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or predictions cannot be published.
+        InputError: predictions cannot be published; see also ``open_session``, ``Session.advance`` and ``warm_start``.
     """
     process = process or Process()
     log, run_dir, group = Path(log), Path(run_dir), process.group
@@ -103,7 +102,7 @@ def train(
 
 
 def begin_step(inputs: Inputs, process: Process) -> CompiledStep:
-    """Makes the state that a run begins with, always the same, and the step that learns with it."""
+    """Makes a run's initial state, the same in every call, and the compiled step that trains it."""
     state = fresh_state(inputs.config, inputs.schema, inputs.families, process.group)
     return CompiledStep(state, inputs.config, phase=process.phase)
 
@@ -119,26 +118,26 @@ def open_session(
     process: Process | None = None,
     begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
 ) -> Iterator["Session"]:
-    """Begins a run, or resumes it from its newest checkpoint; locks its folder until the block ends.
+    """Starts a run, or resumes it from its newest checkpoint; locks its folder until the block ends.
 
-    Progress not saved when the block ends is computed again by the next session.
+    The next session repeats work that was not saved when the block ends.
 
     Args:
         log: a folder with an example log, which may grow.
-        run_dir: a new one, or one begun under the same configuration.
-        progress: called after every call, which learns from one batch or from several small ones, with the position
+        run_dir: a new run directory, or one of a run with the same configuration.
+        progress: called after each batch, or several small batches that one call learns from, with the position
             in the log and the metrics of the pass so far: ``per_query_auc``, ``auc``, ``logloss``,
-            ``calibration_bias``, ``calibration_ratio``, None where undefined. They may be those of a few calls before,
-            and AUC that of the last window.
+            ``calibration_bias``, ``calibration_ratio``, None where undefined. The metrics may be a few calls old,
+            and AUC as old as the last window.
         exporter: writes a servable model of a snapshot when ``config.export`` requires one; for instance
             ``ctr.serving.export.export_from_run``.
-        wait_for_sidecars: a partition of the log without its sidecars waits, and those after it;
-            else it is refused if the configuration needs the sidecar.
-        begin: makes the initial state of a run, equal in all calls, and the step that trains it.
+        wait_for_sidecars: whether a partition of the log and all later ones wait until its sidecars are published;
+            otherwise a partition without a required sidecar is refused.
+        begin: makes the initial state of a run, the same in every call, and the step that trains it.
 
     Raises:
-        InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, or exports asked for without an exporter; members of a group differ in these.
+        InputError: bad log, bad configuration for this log, a run directory of another configuration, environment or
+            log, or one in use, exports configured without an exporter, or members of a group that differ in these.
         WorkerLostError: another worker was lost.
     """
     process = process or Process()
@@ -173,10 +172,10 @@ def open_session(
 
 
 class Advance(NamedTuple):
-    """Result of an ``advance``."""
+    """Result of ``Session.advance``."""
 
-    rows: int  # rows of the log that were processed, also faulty ones
-    waiting: int  # published rows from the first one on that something is still to be done with
+    rows: int  # rows of the log that were processed, faulty ones included
+    waiting: int  # published rows that have not been processed yet
 
 
 class Session:
@@ -200,7 +199,7 @@ class Session:
         return self.published.inputs
 
     def refresh(self) -> bool:
-        """Reads newly published partitions; returns whether rows were added. Raises InputError if logs have changed."""
+        """Reads new partitions; returns whether there is more to read. Raises InputError if logs have changed."""
         self._check_usable()
         is_more = self.published.refresh()
         self.run.follow_logs(self.inputs)
@@ -210,18 +209,17 @@ class Session:
         """Scores and learns from newly published rows, batch by batch.
 
         A batch that is not full waits for the next partitions (unless ``batch.within_partitions``), and with a
-        constraint log each batch waits until that log is published up to its time: so however the logs grew,
-        weights, metrics and predictions are those of one pass over them. A partition that a required sidecar
-        lacks is refused before anything of it is learned from, or waits (``open_session``); the session
-        can advance once the sidecar has it.
+        constraint log each batch waits until that log is published up to its time. So weights, metrics and predictions
+        equal one pass over the logs, however they grew. A partition without a required sidecar is refused before any
+        of its rows is learned from, or waits (``open_session``); the session can advance once the sidecar is there.
 
         With ``partial`` only rows without sidecars wait. The last batch ends with the log, unlike in a pass over a
-        longer log; a resumed run restores it from a checkpoint only (``save``). Under a label delay this is about
-        scoring; the delay alone determines when rows are learned from. ``stop`` leaves the rest to another
-        ``advance``.
+        longer log; a resumed run restores it from a checkpoint only (``save``). With a label delay, ``partial``
+        affects scoring only; the delay alone determines when rows are learned from. When ``stop`` returns True, the
+        remaining rows are left to another ``advance``.
 
-        Raises InputError: see ``refresh``; a sidecar lacks a new row; a damaged shard; too many faulty rows;
-        too many steps in a row were skipped, or the weights are broken (the line names the rows).
+        Raises InputError for a damaged shard, a new row that a sidecar lacks, too many faulty rows or skipped steps
+        in a row, or broken weights (the message names the rows); see also ``refresh``.
         """
         self.refresh()
         readable, before = self.published.readable, self.run.position.examples
@@ -232,7 +230,7 @@ class Session:
             ):
                 return Advance(0, self.inputs.log.rows - before)
             self._checked = readable.log.rows
-        # Within a batch weights, metrics and position do not go together.
+        # Within a batch, weights, metrics and position are not consistent.
         self._failed = True
         passed = one_pass(
             self.run, self.step, readable, partial, self._export if self._exporter else None, stop
@@ -264,9 +262,9 @@ class Session:
         return finite_logits(logit, self.run.config.model.prior)
 
     def save(self) -> None:
-        """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
+        """Writes a checkpoint, unless this position has one; it is on disk when this returns.
 
-        None is written while steps are being skipped. Raises InputError: the weights are broken.
+        None is written while steps are being skipped. Raises InputError if the weights are broken.
         """
         self._check_usable()
         if self.run.position.examples != self.run.saved_at and not self.run.is_in_doubt:
@@ -276,7 +274,7 @@ class Session:
         self.run.group.wait_for_all()
 
     def interrupt(self, reason: str) -> NoReturn:
-        """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
+        """Writes a checkpoint, which changes no result, and raises Interrupted with ``reason``, a signal's name."""
         self._check_usable()
         run = self.run
         if run.position.examples != run.saved_at:
@@ -286,10 +284,10 @@ class Session:
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
     def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
-        """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
+        """Advances to the end of the log and writes the results of the whole pass; returns the content of summary.json.
 
-        Raises LearningError: all is written, but nothing was learned, or the weights are useless; Interrupted:
-        ``stop``, called after each batch, returned a reason, and a checkpoint has all; or InputError: see ``advance``.
+        Raises LearningError if nothing was learned or the weights are useless (all is written), Interrupted if
+        ``stop``, called after each batch, returned a reason (a checkpoint is written), and InputError: see ``advance``.
         """
         run = self.run
         while True:
@@ -308,7 +306,7 @@ class Session:
             self._export()
         if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:
             run.save()
-        # No file may report success before all is written.
+        # No file may report success before everything is written.
         run.background.wait()
         summary = run.group.once(lambda: write_results(run, failure, self.step.timing.summary))
         if failure is not None:
@@ -321,5 +319,5 @@ class Session:
         return summary
 
     def _waiting(self) -> list[Observer]:
-        """Returns the observers that wait for a pause of the pass here."""
+        """Returns the observers that need the pass to pause at this position."""
         return [observer for observer in self.run.observers if observer.wants_pause(self.inputs)]

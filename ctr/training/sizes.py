@@ -4,15 +4,15 @@
 take minutes, whole batches are padded to few shapes: at most four, for any log, fixed before it is read::
 
     small    a sixteenth of ``batch.rows``; only where batches grow
-    usual    ``batch.rows`` rows; half of the distinct ids that their single-valued features could have at most, of
-             multivalent values and of pairs an eighth
-    full     the same rows, and as many ids, values and pairs as any of them can have
-    large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
+    usual    ``batch.rows`` rows; half of the distinct ids that their single-valued features can have, and an eighth
+             of the multivalent values and pairs
+    full     the same rows, and the maximum of ids, values and pairs that they can have
+    large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, with the same maxima
 
-A batch uses the first one that holds it: a function of the batch alone, so that a resumed run uses
-the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
-rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
-constraint logs, which add rows to a batch, there is room for those.
+A batch uses the first shape that holds it, which depends on the batch alone, so that a resumed run uses the same one.
+The maxima follow from the features (``max_values``) and from K, ``ranking.max_pairs``: a query of s rows has up to
+s^2 / 4 pairs, but at most K, so that n rows have at most n sqrt(K) / 2. Shapes have room for the rows that constraint
+logs add to a batch.
 """
 
 import math
@@ -28,15 +28,15 @@ from ctr.training.config import TrainConfig
 from ctr.training.experts.pairs import ids_of
 
 FUSED_FROM = 4096
-"""The rows before the first batch of ``fused_shapes``: a short log is passed before a loop would be compiled.
+"""Position from which batches have ``fused_shapes``: a shorter log is processed before a loop would be compiled.
 
-Where batches may be smaller than ``_FEW_ROWS``, a call for each would take longer than that: then from the first on.
+Where batches may be smaller than ``_FEW_ROWS``, one call per batch would take longer: these are fused from the start.
 """
 _FEW_ROWS = 8
 _FUSED_ROWS, _FUSED_VALUES = (8, 64, 256), 8
-"""Rows of these shapes, and for each row and multivalent feature its values."""
+"""Rows of ``fused_shapes``, and the multivalent values that they hold per row and feature."""
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
-"""Divisors of what there can be at most."""
+"""Divisors of the maximum rows, ids, and values or pairs."""
 _LEAST = 64
 
 
@@ -48,7 +48,7 @@ class TableSizes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The sizes of a batch."""
+    """Padded sizes of a batch."""
 
     rows: int
     pairs: int
@@ -56,11 +56,11 @@ class Shape(NamedTuple):
 
 
 FewShapes = tuple[Shape, ...]
-"""Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
+"""Shapes of a run, at most four, in ascending order; the last one holds every batch that another shape holds."""
 
 
 def fit(count: int, least: int = 64, step: int = 1, parts: int = 4) -> int:
-    """Returns a size for ``count`` entries: beyond ``least`` a multiple of ``step``, at most 1/``parts`` of it empty.
+    """Returns a padded size for ``count`` entries: above ``least`` a multiple of ``step``, at most 1/``parts`` empty.
 
     ``parts``, a power of two, is the number of sizes from a power of two to the next one.
     """
@@ -71,12 +71,12 @@ def fit(count: int, least: int = 64, step: int = 1, parts: int = 4) -> int:
 
 
 def fit_ids(count: int) -> int:
-    """Returns a size for ``count`` distinct ids, in finer steps than other sizes, because every row costs time."""
+    """Returns a padded size for ``count`` distinct ids, in finer steps than other sizes, as every row costs time."""
     return fit(count, least=256, step=256, parts=32)
 
 
 def fit_shape(shapes: FewShapes, sizes: Shape) -> Shape | None:
-    """Returns the smallest shape that holds a batch of these sizes, without padding, or None if none does."""
+    """Returns the smallest shape that holds a batch of these unpadded sizes, or None if none does."""
     for shape in shapes:
         tables = zip(sizes.tables, shape.tables, strict=True)
         holds = all(has.ids <= size.ids and has.values <= size.values for has, size in tables)
@@ -120,8 +120,8 @@ def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayou
 def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShapes:
     """Returns the shapes of small batches, many of which one call learns from (``ctr.training.fused_steps``).
 
-    None if the host has work between two steps, if a batch has rows of several logs or pairs, or
-    if all batches have few shapes.
+    Empty if the host has work between two steps, if batches have pairs or rows of several logs, or
+    if all batches have few shapes (``batch.shapes``).
     """
     if config.batch.steps_per_execution == 1 or config.jit is False or not config.fuses_steps:
         return ()
@@ -135,7 +135,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
 
 
 def is_fused_from(size: BatchSize, position: int) -> bool:
-    """Returns whether a batch that begins at this position may have one of ``fused_shapes``."""
+    """Returns whether a batch that begins at this position may be fused with others."""
     return position - size.origin >= FUSED_FROM or (size.growth is not None and size.first < _FEW_ROWS)
 
 

@@ -1,4 +1,4 @@
-"""Speed of models' steps, timed alternately in one process, so that a slow minute affects all."""
+"""Speed of models' steps, timed alternately in one process, so that a temporary slowdown affects all of them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ctr.training.state import TrainState
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from repeatedly; sidecar columns have artificial values."""
+    """Untrained model with batches that it learns from repeatedly; teacher logits are 0."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
@@ -54,9 +54,9 @@ def _with_teacher(batch: Batch) -> Batch:
 
 
 def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each turn in every round but the first, which compiles.
+    """Calls each function once per round; returns the seconds of all rounds but the first, which compiles.
 
-    Every other round is reversed, so that no turn always follows the same one, which may affect caches and threads.
+    Every other round is reversed, so that no call always follows the same one, which may affect caches and threads.
     """
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
@@ -68,6 +68,6 @@ def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
 
 
 def ratio_quartiles(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Returns the quartiles of the ratios of two turns of the same round, the median in the middle."""
+    """Returns the quartiles [25%, 50%, 75%] of the ratios of two turns' seconds, round by round."""
     quartiles: list[float] = np.quantile(np.array(values) / np.array(base), [0.25, 0.5, 0.75]).tolist()
     return quartiles

@@ -28,24 +28,24 @@ from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
 
-# Limit of a logit's or weight's magnitude. A larger one was not learned: the weights are broken, though finite.
+# Limit of a logit's or weight's magnitude. Training does not reach it: beyond it, the weights are broken, if finite.
 _LARGEST = 1e6
 
 _WEIGHTS = ("rows/", "dense/")
-"""Names of the variables that predict."""
+"""Prefixes of the names of weights."""
 _CERTIFIED = ("shampoo/stack", "shampoo/status", "one_sided/")
-"""Names of statistics, their roots and certificates, which may be infinite where no root of them is used."""
+"""Prefixes of the names of statistics, roots and certificates, which may be infinite where no root is used."""
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns the weights of a model by their names in checkpoints."""
+    """Returns the dense weights of a model by their names in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
 def check_shapes(
     weights: Mapping[str, np.ndarray], config: TrainConfig, layouts: tuple[TableLayout, ...]
 ) -> None:
-    """Raises KeyError or ValueError if the tables and dense weights of a checkpoint are of another model."""
+    """Raises KeyError or ValueError if a checkpoint's tables and dense weights do not fit the model."""
     for layout in layouts:
         check_table(weights[f"rows/{layout.name}"], layout)
     shapes = dense_shapes(config.model, config.objective, layouts)
@@ -55,7 +55,7 @@ def check_shapes(
 
 
 class TrainState:
-    """All variables that training changes, by name; of those that a group divides, the parts that are here."""
+    """All variables that training changes, by name; of variables divided among workers, this worker's parts."""
 
     def __init__(
         self,
@@ -98,21 +98,21 @@ class TrainState:
 
     @property
     def architecture(self) -> Architecture:
-        """Returns the architecture of the network."""
+        """Returns the architecture of the network expert."""
         return self.experts.experts.network
 
     @property
     def all_weights(self) -> dict[str, tf.Variable]:
-        """Returns all weights except those of tables, by name."""
+        """Returns all weights that are not in tables, by name."""
         return {**self.weights, **self.experts.weights}
 
     @property
     def active_layouts(self) -> tuple[TableLayout, ...]:
-        """Returns the tables that a step reads, the first ones of all: the tables of the experts that learn."""
+        """Returns the layouts of the tables that a step reads: all, or all but pairs while that expert is inactive."""
         return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:
-        """Returns the experts whose tables have plans in a batch: without the pairs expert if its tables have none."""
+        """Returns the experts whose tables have plans in a batch: all, or all but pairs if their table has no plan."""
         return self.experts.experts if len(plans) == len(self.layouts) else self.experts.experts.without_pairs
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -127,32 +127,32 @@ class TrainState:
 
     @property
     def placement(self) -> Placement:
-        """Returns what of each batch and table is here."""
+        """Returns this worker's share of each batch and table."""
         return Placement(self.group.deal, self.tables.rows.dealt)
 
     @property
     def sharding(self) -> Sharding:
-        """Returns what of the arrays is here, by the names of ``arrays``."""
+        """Returns which of ``arrays`` are divided among workers, and this worker's parts."""
         return Sharding(self.group.deal, self.tables.lengths(), self.dense_optimizer.parts())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the values of all variables and maps, valid until the next step: where possible, without a copy."""
+        """Returns the values of all variables and id maps, valid until the next step; copies only where necessary."""
         return {name: _value(leaf) for name, leaf in self.leaves().items()}
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
-        """Returns the variables and the maps' arrays."""
+        """Returns all variables and the arrays of the id maps, by name."""
         return self.variables() | self.experts.arrays() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: _layout(leaf) for name, leaf in self._written().items()}
 
     def _written(self) -> dict[str, tf.Variable | np.ndarray]:
-        """Returns the variables and maps' arrays to write here: the parts; in the first member also what all have."""
+        """Returns the leaves that this worker writes: its parts, and on the first worker also all undivided ones."""
         leaves, sharding = self.leaves(), self.sharding
         return {name: leaf for name, leaf in leaves.items() if self.group.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields the variables here, large ones in pieces: name, first row and values.
+        """Yields (name, first row, values) of what this worker writes to a checkpoint, large variables in pieces.
 
         TensorFlow returns a whole table as a copy in fresh memory, which takes several times as long.
         """
@@ -165,7 +165,7 @@ class TrainState:
                 yield name, begin, read_rows(leaf, begin, min(begin + _PIECE, rows))
 
     def digest(self) -> str:
-        """Hashes the variables and the maps' arrays that are whole here."""
+        """Returns the SHA-256, in hexadecimal, of the leaves that are not divided among workers."""
         sharding, digest = self.sharding, hashlib.sha256()
         for name, leaf in self.leaves().items():
             if name not in sharding:
@@ -173,7 +173,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and maps, of some of them ``parts``. Raises ValueError: names or shapes differ."""
+        """Sets all variables and id maps; ``parts``: of divided arrays. Raises ValueError if names or shapes differ."""
         names = self.leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
@@ -186,7 +186,7 @@ class TrainState:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 
     def optimizer_spectra(self) -> dict[str, Spectrum]:
-        """Returns the spectra of statistics, by the names of weights."""
+        """Returns the spectra of the optimizers' statistics, by the names of weights."""
         names = dict(zip(dense_weights(self.weights), self.weights, strict=True))
         of_tables, of_dense = self.tables.optimizer.spectra(), self.dense_optimizer.spectra()
         return {
@@ -226,7 +226,7 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
-    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and the fault."""
+    """Returns the name and fault of the first array that is not finite or too large for weights, or None."""
     for name, array in arrays:
         if name.startswith(_CERTIFIED) or not array.size:
             continue

@@ -38,8 +38,8 @@ class StepResult(NamedTuple):
         logit: float32 [B], the prediction of record: from the weights before the update.
         applied: bool scalar; False when the loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
-        terms: float32 [T], the contribution of each of ``ctr.objective.losses.loss_terms`` to the loss, their sum.
-        labels: for each further label its logits, float32 [B], from before the update as well.
+        terms: float32 [T], the contribution of each of ``ctr.objective.losses.loss_terms`` to the loss.
+        labels: for each further label, its logits, float32 [B], also from before the update.
     """
 
     logit: tf.Tensor
@@ -52,8 +52,8 @@ class StepResult(NamedTuple):
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
 
-    ``logits`` are those of the click and of each further label, float32 [B]; ``curvatures`` for each table the last
-    fields of a ``RowGradient``, empty where the optimizer needs none. ``gain`` is that of
+    ``logits`` has the logits of the click and of each further label, float32 [B]; ``curvatures`` has, for each table,
+    the last fields of a ``RowGradient``, or nothing if the optimizer needs none. For ``gain`` see
     ``ctr.training.experts.learning.Lesson``.
     """
 
@@ -69,28 +69,28 @@ class BatchGradients(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+    """Scores of a batch: first for its good rows, then for the rows of constraint logs that came with it.
 
     For K batches, the good rows of all batches in order.
     """
 
     logit: np.ndarray  # float32 [N], the predictions from before any update
     slices: list[np.ndarray]  # for each family of constraints, int32 [N]
-    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: there was none
+    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: no step
     terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
     labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
 class Step:
-    """Functions of tensors by which a run scores its batches and learns from them.
+    """Functions of tensors with which a run scores batches and learns from them.
 
-    All take: ``targets`` of the batch's rows (``ctr.objective.targets``), ``plans`` for each table, and the current
+    They take the ``targets`` of the batch's rows (``ctr.objective.targets``), a plan for each table, and the current
     values of ramps and learning rates, float32 scalars.
 
     Attributes:
         state: the variables that ``learn`` changes.
         objective: the objective of the run.
-        parts: parts of the model; it is trained by the mean of their gradients, and the first one scores.
+        parts: parts of the model; training uses the mean of their gradients, and the first one scores.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -116,7 +116,7 @@ class Step:
         ramps: _Tensors,
         rates: _Tensors,
     ) -> StepResult:
-        """Scores a batch by the weights from before the step, and then learns from it.
+        """Scores a batch with the weights from before the step, and then learns from it.
 
         Without ``preconditions`` dense weights take first-order steps, as with small batches.
         """
@@ -159,7 +159,7 @@ class Step:
     def score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
+        """Returns a batch's logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
         _, logits = self._scores(targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
         slices = slices_of(self.state.families, targets, logits[0])
@@ -171,7 +171,7 @@ class Step:
         """Returns whether ``holds`` in the whole group, and the logits and slices of all rows of the batch."""
         if self._group.size == 1:
             return holds, list(logits), list(slices)
-        # Slices are far fewer than float32 counts without gaps. Logits have no further reader, not even of their shape:
+        # Slice indices are small enough to be exact in float32. Nothing else may read the logits, not even their shape:
         # TensorFlow would add up their terms in another order.
         columns = [*logits, *(tf.cast(numbers, tf.float32) for numbers in slices)]
         flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
@@ -183,7 +183,7 @@ class Step:
         return holds, scores[: len(logits)], [tf.cast(index, tf.int32) for index in scores[len(logits) :]]
 
     def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """Returns the variables of numbers and their values after the batch, by the rows that are learned from."""
+        """Returns the variables with statistics of numbers, and their values after the rows that are learned from."""
         state = self.state
         if state.statistics is None or state.apart is None:
             return []
@@ -205,7 +205,7 @@ class Step:
         alpha2: tf.Tensor,
         part: Part,
     ) -> tuple[dict[str, ExpertScores], list[tf.Tensor]]:
-        """Scores the batch: by each expert with its tables among ``plans``; and the logits of click and labels [B]."""
+        """Returns the scores of each expert with tables in ``plans``, and the logits of click and labels, [B]."""
         model, layouts = self.state.architecture, self.state.layouts[: len(plans)]
         weights = part.weights(self.state.all_weights)
         with tf.name_scope("look_up"):
@@ -235,7 +235,7 @@ class Step:
         duals: list[tf.Tensor],
         part: Part,
     ) -> BatchGradients:
-        """Computes the scores of a batch, its loss, and the gradients."""
+        """Computes the scores, loss and gradients of a batch."""
         state, objective = self.state, self.objective
         outside = objective.ranks_outside_embeddings
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
@@ -290,7 +290,7 @@ class Step:
         )
 
     def _sum_over_group(self, gathered: Gathered, batch: BatchGradients) -> BatchGradients:
-        """Sums loss, gradients and curvatures over the whole batch, those of rows for the rows here; logits stay."""
+        """Sums loss, gradients and curvatures over the group, for tables only of this worker's rows; keeps logits."""
         row_gradients, curvatures = self.state.tables.rows.add_up(
             gathered.plans, batch.row_gradients, batch.curvatures
         )
@@ -325,7 +325,7 @@ class Step:
 
 
 def mean_of_parts(parts: Sequence[BatchGradients]) -> BatchGradients:
-    """Averages the parts' gradients and curvatures of a batch; takes all else from the first one."""
+    """Averages gradients and curvatures over the parts of a model; everything else is taken from the first part."""
     if len(parts) == 1:
         return parts[0]
     rows = [_mean(gradients) for gradients in zip(*(part.row_gradients for part in parts), strict=True)]

@@ -1,4 +1,4 @@
-"""Times of a run in this process: examples per second of its passes, and seconds of its steps."""
+"""Times of a run in this process: the examples per second of its passes, and the seconds of its steps."""
 
 import time
 from collections import deque
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import numpy as np
 
 _STEPS_TIMED = 2**16
-"""The last steps, of whose times the quantiles are reported."""
+"""Number of last steps from whose times the quantiles are computed."""
 
 
 class Timing:
-    """Times of the passes of this process; examples per second exclude the time between passes.
+    """Measures the passes of this process; examples per second exclude the time between passes.
 
-    ``roots`` returns the seconds that optimizers took for roots so far, by name; ``begun``: when the user's wait
-    began.
+    ``roots`` returns the seconds that optimizers have spent on roots, by name; ``begun`` is when the user began to
+    wait.
     """
 
     def __init__(self, roots: Callable[[], Mapping[str, float]]) -> None:
@@ -23,7 +23,7 @@ class Timing:
         self._steps = deque[float](maxlen=_STEPS_TIMED)
         self._examples, self._seconds = 0, 0.0
         self._last = 0.0
-        # A window that was begun before a resume is timed from the resume on.
+        # If a window began before a resume, only its part since the resume is timed.
         self._window = 0, 0.0
 
     @contextmanager
@@ -45,13 +45,13 @@ class Timing:
         self._steps.extend([seconds / count] * count)
 
     def close_window(self) -> dict[str, float]:
-        """Returns the speed of the passes since the last call, for a line of metrics."""
+        """Returns the examples per second since the last call and the seconds of roots, for a line of metrics."""
         (examples, seconds), self._window = self._window, (self._examples, self._seconds)
         speed = round((self._examples - examples) / (self._seconds - seconds), 1)
         return {"examples_per_second": speed, **self._root_seconds()}
 
     def summary(self) -> dict[str, float]:
-        """Returns this process's speed for summary.json; empty before a batch.
+        """Returns this process's times and speed for summary.json; empty before the first batch.
 
         ``wall_seconds`` is the time since ``begun``; ``examples_per_second`` counts the time of the passes alone,
         compiling included.

@@ -1,4 +1,4 @@
-"""Validation of a run before it starts or resumes, and the result of a finished one, without TensorFlow."""
+"""Validation of a run before it starts or resumes, and the result of a finished run; loads no TensorFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,19 @@ def validate(
     workers: int = 1,
     follows: bool = False,
 ) -> dict[str, Any] | None:
-    """Refuses inputs that a run cannot start or resume with; returns the result of a finished run; changes no run.
+    """Checks that a run can start or resume with these inputs; returns a finished run's result. Changes nothing.
 
     Args:
         record: the sidecar that the predictions will be published as.
-        source: the run that this one begins from.
-        follows: whether the log may still be missing: checks that require it are done later.
+        source: the directory of the run that this one starts from.
+        follows: whether the log may be missing or empty; checks that need its rows are then left out.
 
     Returns:
         The content of summary.json, if the run has processed the current log, constraint logs and sidecars;
-        None if there is something to compute.
+        None if there is something left to compute.
 
     Raises:
-        InputError: the log, the configuration, the workers, and ``run_dir`` do not fit each other.
+        InputError: the log, the configuration, the number of workers and ``run_dir`` do not fit together.
     """
     check_run_folder(run_dir)
     config = with_skip_of(run_dir, config)
@@ -102,7 +102,7 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
 
 
 def input_hashes(logs: Logs) -> dict[str, Any]:
-    """Hashes the current logs and sidecars of a run, by their keys in summary.json."""
+    """Returns the hashes of a run's current logs and sidecars, by their keys in summary.json."""
     sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash
@@ -118,7 +118,7 @@ def input_hashes(logs: Logs) -> dict[str, Any]:
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
-    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError if it was begun differently."""
+    """Returns whether ``run_dir`` has yet to be warm-started. Raises InputError if it was started differently."""
     if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)

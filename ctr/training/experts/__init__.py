@@ -6,7 +6,8 @@ Three read the same tables:
     network    the DCN of ``ctr.models``; without a linear expert, with the linear weights inside (FF 4.3)
     pairs      a bias and linear weights, of all features and of all pairs of single-valued ones
 
-The prediction moves from the first one, z_1, towards the others, by gates and an offset that are fitted as the log goes
-by (``combination``); a single expert is the prediction. ``names`` chooses a run's experts, ``forward`` computes
-predictions, ``pairs`` lays out the table of pairs, ``learning`` has the losses. No other package names an expert.
+The prediction moves from the first expert, z_1, towards the others, by gates and an offset that are fitted during the
+pass (``combination``); with a single expert, its logit is the prediction. ``names`` chooses a run's experts,
+``forward`` computes predictions, ``pairs`` lays out the table of pairs, ``learning`` has the losses. No other package
+names an expert.
 """

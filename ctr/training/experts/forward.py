@@ -23,10 +23,10 @@ from ctr.training.experts.names import LINEAR, NETWORK, PAIRS, expert_names
 from ctr.training.model_config import ModelConfig
 
 Weights = Mapping[str, tf.Tensor]
-"""By name: those of ``ctr.models.initial_weights``, and those of ``Experts.initial``."""
+"""Weights by name, as in ``ctr.models.initial_weights`` and ``Experts.initial``."""
 
 Sources = Mapping[str, tuple[tuple[int, ...], ...]]
-"""Of a supernet, see ``Architecture``."""
+"""Sources of a supernet's layers; see ``Architecture``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Experts:
 
     @property
     def combination(self) -> str:
-        """Returns the name of the weights that combine K experts, float32 [K]: an offset, and the others' gates."""
+        """Returns the name of the weights that combine K experts: float32 [K], an offset and K - 1 gates."""
         return f"experts/{'-'.join(self.names)}"
 
     @property
@@ -56,7 +56,7 @@ class Experts:
         return names + ([self.combination] if len(self.names) > 1 else [])
 
     def initial(self) -> dict[str, np.ndarray]:
-        """Returns the initial values of the weights fitted beside the network's, float32."""
+        """Returns the initial biases of experts and weights of their combinations, float32, by name."""
         prior = np.float32(math.log(self.network.prior / (1 - self.network.prior)))
         weights = dict.fromkeys([*self.served, *self.without_pairs.served], np.array(prior))
         for some in (self, self.without_pairs):
@@ -80,7 +80,7 @@ class Experts:
             selected = [value for tower, value in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
             linear = [value.linear for value in selected]
             if self.network.components > 1:
-                # Linear weights that components do not share all learn the same.
+                # If components have separate linear weights, all of them learn the same.
                 linear = [tf.reduce_mean(values, axis=0, keepdims=True) for values in linear]
             logits = tf.add_n(linear) + weights[bias_of(name)]
             scores[name] = Scores(logits, logits)
@@ -96,7 +96,7 @@ class Experts:
         return tf.add_n([first + offset, *moves])
 
     def gates(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Returns each further expert's gate, in [0, 1]: the share of its difference from the first that is added."""
+        """Returns the gate, in [0, 1], of each expert but the first, by name; empty for a single expert."""
         if len(self.names) == 1:
             return {}
         return dict(zip(self.names[1:], weights[self.combination][1:].tolist(), strict=True))
@@ -109,12 +109,12 @@ class Experts:
 
 
 def bias_of(name: str) -> str:
-    """Returns the name of the bias of an expert without a network, float32 scalar."""
+    """Returns the name of the bias, a float32 scalar, of an expert other than the network."""
     return f"experts/{name}/bias"
 
 
 def tables_of(experts: Experts, layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
-    """Returns the tables that experts read: all, or without pairs all but the last."""
+    """Returns the layouts of the tables that experts read: all, or all but the table of pairs."""
     return tuple(layout for layout in layouts if layout.tower != PAIRS or PAIRS in experts.names)
 
 
@@ -130,7 +130,7 @@ def make_experts(
     layouts: Sequence[TableLayout],
     sources: Sources | None = None,
 ) -> Experts:
-    """Makes the experts of a configuration, with tables of these layouts."""
+    """Makes the experts of a configuration, for tables with these layouts."""
     ranking, factorized = objective.ranking, model.factorized
     names, factors, plugin = expert_names(model), None, model.plugin
     if factorized is not None:

@@ -1,14 +1,14 @@
 """Losses of experts: each minimizes the whole objective of its logits, as if these were the prediction.
 
-Their common effects are added first: the step of a model's bias in this batch and, in the logistic
-loss alone, the effects u of queries (``ctr.models.query_effect``), computed from this batch's labels::
+The logistic loss is computed after this batch's step of the expert's bias, and with the effects u of queries
+(``ctr.models.query_effect``), which are computed from the batch's labels::
 
     logistic loss    uses z_k + step of the bias + u
     other terms      use z_k
 
-Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. The biases learn each
-with its expert, and the combination by the logistic loss of the prediction. A single network has
-neither: it learns by the objective of the prediction.
+Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. Each bias learns by the
+logistic loss of its expert, the combination by the logistic loss of the prediction. A single network has neither step
+nor effects: it learns by the objective of the prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,12 +44,12 @@ class Lesson(NamedTuple):
 
     Attributes:
         loss: float32 scalar, the objective of the prediction.
-        terms: float32 [T], the terms that add up to it.
-        learned: float32 scalar that is differentiated by the weights: the sum of the experts' losses.
-        unranked: the same without the rank loss.
-        curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvatures``, float32 [B].
+        terms: float32 [T], the terms that add up to ``loss``.
+        learned: float32 scalar whose gradient trains the weights: the sum of the experts' losses.
+        unranked: ``learned`` without the rank loss.
+        curvature: by expert with linear weights, ``bends`` of ``row_curvatures``: two tensors, float32 [B].
         steps: Newton steps of the biases and of the combination of experts.
-        gain: float32 [2], the batch's contribution to ``ExpertState.gain``; None where no pairs learn.
+        gain: float32 [2], the batch's contribution to ``ExpertState.gain``; None if the pairs expert is inactive.
     """
 
     loss: tf.Tensor
@@ -71,9 +71,9 @@ def lesson_of(
     """Computes the experts' losses, curvatures and calibration steps for a batch.
 
     Args:
-        experts: the experts that learn.
-        scores: scores of each of these experts.
-        prediction: float32 [B].
+        experts: the active experts.
+        scores: the scores of each of them, by name.
+        prediction: float32 [B], the logits of the prediction.
     """
     logits = {name: ensemble_logit(expert.logits) for name, expert in scores.items()}
     steps, gain = _fitting(state, experts, batch, scores, logits, prediction)
@@ -102,7 +102,7 @@ def lesson_of(
 
 
 def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
-    """Returns an expert's scores for the rank loss: with a rank head of the network, other experts get no gradient."""
+    """Returns an expert's scores for the rank loss; if the network has a rank head, other experts get no gradient."""
     if config.ranking is None or config.ranking.setup != "multi_task" or name == NETWORK:
         return scores
     return scores._replace(rank_scores=tf.stop_gradient(scores.rank_scores))
@@ -111,7 +111,7 @@ def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
 def _of_prediction(
     batch: BatchObjective, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the objective of the experts' prediction, and its terms; anti-distillation is the network's."""
+    """Returns the objective of the combined prediction and its terms; the anti-distillation term is the network's."""
     loss, terms = loss_and_terms(batch, prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
     if batch.config.anti_distillation is None:
         return loss, terms
@@ -121,7 +121,7 @@ def _of_prediction(
 
 
 def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes ``query_effect`` for each of the logits [n, B]: both results, [n, B]; no gradient flows through them."""
+    """Returns both results of ``query_effect``, [n, B] each, for logits [n, B]; no gradient flows through them."""
     results = [
         query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
         for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))
@@ -133,7 +133,7 @@ def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def _curvature(
     batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes ``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the linear logit, float32 [B]."""
+    """Returns the loss's curvature in the linear logit, as ``bends`` of ``row_curvatures``: two float32 [B]."""
     clicked, others, ranked = logit_curvature(batch, logit, clicked)
     shared = clicked * left
     if others is not None:
@@ -149,7 +149,7 @@ def _fitting(
     logits: Mapping[str, tf.Tensor],
     prediction: tf.Tensor,
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], tf.Tensor | None]:
-    """Computes the steps of the experts' biases and combiners, and the pairs' gain (``ExpertState.gain``)."""
+    """Returns the steps of the experts' biases and combiners, and the gain of pairs (``ExpertState.gain``) or None."""
     targets, sums = batch.targets, list[tuple[Calibrator, BatchSums]]()
     for name in scores:
         biases = state.biases.get(name, ())
@@ -177,7 +177,7 @@ def _fitting(
 def calibration_steps(
     sums: Sequence[tuple[Calibrator, BatchSums]], group: Workers, others: Sequence[tf.Tensor] = ()
 ) -> tuple[list[tuple[Calibrator, CalibrationStep]], list[tf.Tensor]]:
-    """Computes the steps of calibrators by the sums of each over the rows here, and also sums ``others``."""
+    """Adds up each calibrator's ``sums`` over the group and computes its step; also adds up ``others``."""
     # In one message: each has its latency.
     total = iter(group.all_reduce([*(part for _, batch_sums in sums for part in batch_sums), *others]))
     steps = [(c, c.step(BatchSums(next(total), next(total), next(total)))) for c, _ in sums]
@@ -191,7 +191,7 @@ def _sums(
     inputs: Sequence[tf.Tensor],
     is_bias: bool = False,
 ) -> BatchSums:
-    """Sums a calibrator's gradient and curvature for a logit; its weights multiply a constant and ``inputs``."""
+    """Sums the gradient and curvature of a calibrator, whose weights multiply a constant and ``inputs``, at a logit."""
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
     columns = [tf.ones_like(weight), *(tf.stop_gradient(value) for value in inputs)]

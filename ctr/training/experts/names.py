@@ -11,14 +11,14 @@ LINEAR: ExpertName = "linear"
 NETWORK: ExpertName = "network"
 PAIRS: ExpertName = "pairs"
 EXPERTS: tuple[ExpertName, ...] = (LINEAR, NETWORK, PAIRS)
-"""In their order: the others move the prediction of the first."""
+"""All experts in order: the prediction starts from a model's first expert."""
 
 _MOST_PAIRED = 32
-"""Features up to which pairs are an expert by themselves: 496 pairs cost more than a network."""
+"""Maximum features for which ``auto`` includes pairs: the 496 pairs of 32 features cost more than a network."""
 
 
 class Model(Protocol):
-    """The keys of a ``ctr.training.model_config.ModelConfig`` that decide its experts."""
+    """Interface to the keys of a ``ctr.training.model_config.ModelConfig`` that determine its experts."""
 
     @property
     def experts(self) -> Literal["auto"] | tuple[ExpertName, ...]: ...
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 def expert_names(model: Model) -> tuple[ExpertName, ...]:
-    """Returns the experts of a model in order; for ``auto`` without pairs, whose use depends on the log."""
+    """Returns the experts of a model in order; ``auto`` excludes pairs here, since their use depends on the log."""
     if model.experts != "auto":
         return tuple(name for name in EXPERTS if name in model.experts)
     if model.factorized is not None:
@@ -50,7 +50,7 @@ def reads_embeddings(model: Model) -> bool:
 
 
 def has_linear_inside(model: Model) -> bool:
-    """Returns whether the linear weights are part of the network."""
+    """Returns whether the linear weights are part of the network instead of a linear expert."""
     return LINEAR not in expert_names(model)
 
 
@@ -77,9 +77,9 @@ def check_experts(model: Model) -> None:
 
 
 def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...], list[str]]:
-    """Chooses the experts of a model for the features of a log, where they are ``auto``.
+    """Chooses the experts of a model for the features of a log if ``experts`` is ``auto``.
 
-    Returns them, and a line for each one that another key, or the log, excludes.
+    Returns the experts, and one line for each expert that another key or the log excludes.
     """
     names = expert_names(model)
     if model.experts != "auto":
@@ -104,5 +104,5 @@ def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...]
 
 
 def paired_features(model: Model, schema: Schema) -> list[str]:
-    """Returns the names of the log's features that form pairs."""
+    """Returns the names of the single-valued features that form pairs."""
     return [name for name in model.features(schema).single_ids if name not in model.without]

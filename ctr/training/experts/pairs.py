@@ -1,6 +1,6 @@
 """The table of pairs: linear weights of all features of a model, and of all pairs of single-valued ones.
 
-Its features have the width 0, and ids of the log's features or of two of them combined. Loads no TensorFlow.
+Its features have width 0, and use the ids of a feature of the log or combine the ids of two. Loads no TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctr.training.model_config import ModelConfig
 
 _MOST_ROWS, _LEAST_ROWS = 2**20, 2**10
-"""Rows of all pairs together, divided among them evenly, and those that each has at least."""
+"""Rows of all pairs together, divided evenly among them, and the minimum for each pair."""
 
 
 def with_pair_table(
@@ -28,10 +28,10 @@ def with_pair_table(
 
     Args:
         columns: columns of the log's id matrix; the ids of pairs follow them (``with_pair_ids``).
-        shared_rows: number of rows shared by the ids of a feature that have no row of their own.
+        shared_rows: number of rows shared by all ids of a feature without an individual row.
 
     Raises:
-        InputError: there are no two features to pair.
+        InputError: the log has fewer than two features to pair.
     """
     if PAIRS not in expert_names(model):
         return layouts
@@ -50,7 +50,7 @@ def with_pair_table(
 
 
 def _sides(features: Sequence[FeatureRows]) -> tuple[list[FeatureRows], list[FeatureRows]]:
-    """Returns the left and the right feature of each pair, in the order of the log's columns."""
+    """Returns the left and the right features of all pairs, two lists, in the order of the log's columns."""
     singles = sorted((f for f in features if f.single is not None), key=lambda f: f.single or 0)
     left, right = np.triu_indices(len(singles), 1)
     return [singles[at] for at in left], [singles[at] for at in right]
@@ -75,7 +75,7 @@ def with_pair_ids(ids: np.ndarray, layouts: Sequence[TableLayout]) -> np.ndarray
 
 
 def ids_of(ids: IdsConfig, layout: TableLayout) -> IdsConfig:
-    """Returns the id settings of a table: pairs have too many ids to evict any."""
+    """Returns the id settings of a table; the table of pairs has a limited capacity and no eviction."""
     if layout.tower != PAIRS:
         return ids
     pairs = sum(len(f.of) == 2 for f in layout.features)

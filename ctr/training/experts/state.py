@@ -1,7 +1,7 @@
 """State of experts: their biases, their combination, and whether pairs are active.
 
-Pairs that do not reduce the loss are left out of the step, and tried again when the log is eight times as long. Their
-gain is the difference in loss between two fitted combinations of experts: with and without pairs.
+Pairs that do not reduce the loss are left out of the step, and tried again after eight times as many rows. Their gain
+is the difference in loss between two fitted combinations of experts: without and with pairs.
 """
 
 from collections.abc import Mapping
@@ -17,34 +17,34 @@ from ctr.training.experts.forward import Experts, bias_of
 from ctr.training.experts.names import NETWORK, PAIRS
 
 _OFFSET_PRIOR, _GATE_PRIOR = 100.0, 10.0
-"""P of ``OnlineNewton``: an offset that swings costs more than it gains."""
+"""Prior P of ``OnlineNewton``; the offset's is larger because an offset that fluctuates costs more than it gains."""
 _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
-"""Ranges of the offset and the gates; a single gate never extrapolates beyond its expert."""
+"""Ranges of the offset and of gates; at most 1, so that a gate never extrapolates beyond its expert."""
 
 FIRST_LOOK = 32768
-"""Rows after which it is decided for the first time, by the second half of them, whether pairs stay."""
+"""Rows after which it is first decided whether pairs stay, from the loss of the second half of these rows."""
 _LEAST_GAIN = 0.001
-"""The share of the loss that they have to save to stay."""
+"""Minimum share of the loss that pairs must save to stay."""
 _AGAIN, _LOOK = 8, 32
-"""They are tried again when the log is ``_AGAIN`` times as long, for a ``_LOOK``-th of it, at least ``FIRST_LOOK``."""
+"""Pairs are tried again after ``_AGAIN`` times as many rows, for a ``_LOOK``-th of these, at least ``FIRST_LOOK``."""
 _LEARNING, _COUNTED, _ASLEEP = 0.0, 1.0, 2.0
 _WATCH = "experts/watch"
 
 
 class ExpertState:
-    """Variables that combine the experts of a run.
+    """Biases and combination of a run's experts, with the decision whether pairs are active.
 
     Attributes:
         experts: all experts of the model.
         weights: the weights that combine experts, by the names of ``Experts.initial``.
-        biases: for each expert the Newton steps of its bias, or of each component's; none for a single network
-            or factorized, whose bias learns like its other weights.
-        combiners: the Newton steps of the combination of all experts, and of all without pairs.
-        gain: float64 [2], over the rows that decide on pairs: the loss that pairs have saved, and the loss itself.
+        biases: for each expert, the Newton steps of its bias, or of one bias per component; none for a network alone
+            or a factorized one, whose bias learns like its other weights.
+        combiners: the Newton steps of the combination of all experts, and of all except pairs.
+        gain: float64 [2], over the rows that decide on pairs: the loss that pairs saved, and the loss without pairs.
     """
 
     def __init__(self, experts: Experts, network: Mapping[str, tf.Variable]) -> None:
-        """Begins with nothing learned; ``network`` are the weights of the network."""
+        """Creates the state of an untrained run; ``network`` has the weights of the network by name."""
         self.experts, self.has_pairs = experts, PAIRS in experts.names
         self.weights = {name: tf.Variable(value, name=name) for name, value in experts.initial().items()}
         self.biases: dict[str, list[OnlineBias]] = {}
@@ -67,7 +67,7 @@ class ExpertState:
         self.gain = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
 
     def in_float32(self) -> "ExpertState":
-        """Returns the same variables, for a network that computes in float32."""
+        """Returns a state with the same variables, for a network that computes in float32."""
         changed = copy(self)
         network = replace(self.experts.network, compute_dtype="float32")
         changed.experts = replace(self.experts, network=network)
@@ -76,7 +76,7 @@ class ExpertState:
 
     @property
     def active(self) -> Experts:
-        """Returns the experts that learn and predict."""
+        """Returns the experts that currently learn and predict."""
         return self.experts if self.watch[0] != _ASLEEP else self._without_pairs
 
     @property
@@ -92,11 +92,11 @@ class ExpertState:
         return named | ({"experts/gain": self.gain} if self.has_pairs else {})
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the state besides variables."""
+        """Returns the state that is not in variables, by name in checkpoints."""
         return {_WATCH: self.watch} if self.has_pairs else {}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets the state besides variables, from all arrays of a state."""
+        """Restores the state that is not in variables from the arrays of a checkpoint."""
         if self.has_pairs:
             self.watch = np.array(arrays[_WATCH])
 
@@ -107,11 +107,11 @@ class ExpertState:
         return {f"{name}_gate": round(gates.get(name, 0.0), 6) for name in self.experts.names[1:]}
 
     def is_due_after(self, rows: np.ndarray) -> np.ndarray:
-        """Returns whether a decision on pairs is due, bool [K], after learning from ``rows`` [K] more."""
+        """Returns whether a decision on pairs is due, bool [K], after ``rows`` [K] more rows."""
         return self.has_pairs & (self.watch[1] + rows >= self.watch[3])
 
     def count(self, rows: int) -> None:
-        """Counts learned rows, and decides whether pairs learn when a decision is due."""
+        """Counts rows that were learned from; if a decision is due, decides whether pairs are active."""
         if not self.has_pairs:
             return
         phase, passed, begun, due = self.watch.tolist()
@@ -145,7 +145,7 @@ class ExpertState:
 
 
 def active_experts(experts: Experts, arrays: Mapping[str, np.ndarray]) -> Experts:
-    """Returns the experts that learn and predict, from all arrays of a state."""
+    """Returns the experts that learn and predict, according to the arrays of a checkpoint."""
     if PAIRS in experts.names and arrays[_WATCH][0] == _ASLEEP:
         return experts.without_pairs
     return experts

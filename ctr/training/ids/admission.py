@@ -14,16 +14,15 @@ WIDTH_PER_ID = 8
 
 
 class CountMinSketch:
-    """Counts of hashes in ``DEPTH`` rows of ``width`` counters, with conservative update.
+    """Count-min sketch of hashes: ``DEPTH`` rows of ``width`` counters, with conservative update.
 
     A count is the minimum of the id's counters, one in each row; an update raises only counters below the new count.
 
-    After counts of N in sum an estimate is too high by more than epsilon N with a probability of at most delta, where
+    With total count N, an estimate is too high by more than epsilon N with a probability of at most delta, where
     epsilon = e / width and delta = e^-DEPTH = 1.8%; conservative update makes the error smaller still. Here width is
     at least 8 ``ids``, and all counters are halved whenever N is above ``ids`` times 2 or a quarter of ``max_count``,
     whichever is more. So epsilon N is at most 0.68 (no error at all) or 0.085 ``max_count``, where counters saturate.
-    Counts before a halving count half, rounded down: so old ids are forgotten, and an endless stream does
-    not fill it.
+    A halving rounds down: so old ids are forgotten, and an endless stream does not fill the sketch.
 
     Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005; Estan,
     Varghese, "New directions in traffic measurement and accounting", 2002 (conservative update); Einziger, Friedman,
@@ -38,7 +37,7 @@ class CountMinSketch:
         self.clear()
 
     def clear(self) -> None:
-        """Resets all counts, and frees the memory until the first one."""
+        """Resets all counts, and frees the memory until something is counted again."""
         self._counters: np.ndarray | None = None
         self._total = 0
 
@@ -58,7 +57,7 @@ class CountMinSketch:
         return np.minimum.reduce(counts).astype(np.int64)
 
     def raise_to(self, hashes: np.ndarray, counts: np.ndarray) -> None:
-        """Raises counters so that no estimate of ``hashes`` is below its count (int64 [N]), or the highest count."""
+        """Raises the estimates of ``hashes`` to at least their counts, int64 [N], capped at ``max_count``."""
         if self._counters is None:
             kind = np.uint8 if self._max_count < 2**8 else np.uint16
             self._counters = np.zeros((DEPTH, 2**self._bits), kind)
@@ -85,18 +84,18 @@ class CountMinSketch:
 
 
 def drawn(example_ids: np.ndarray, probability: float, salt: str) -> np.ndarray:
-    """Draws examples by a hash of their ids, bool [N]: equal in every run, order and log, independent of samples."""
+    """Draws examples by a hash of their ids, bool [N]; independent of the run, the order, the log and sampling."""
     return uniform_hash(example_ids, f"admission {salt}") < probability
 
 
 class WaitingIds:
-    """Counts the occurrences of ids that wait for admission: exactly for some, the others in a sketch.
+    """Counts the occurrences of ids that wait for admission: a limited number exactly, the others in a sketch.
 
     An id is counted exactly from its first occurrence on, starting from the sketch's count. If more than ``exact_ids``
-    would be counted, all of their counts go to the sketch, whose docstring states its error, and later ids are counted
-    from then on. Until that happens for the first time, all counts are exact.
+    ids would be counted, all exact counts move to the sketch (see ``CountMinSketch`` for its error), and exact counting
+    starts again. Until that happens for the first time, all counts are exact.
 
-    The members of a group, which make the same calls, each keep a part of the exact counts; all have the sketch.
+    The members of a group make the same calls. Each keeps a part of the exact counts; all have the whole sketch.
     """
 
     def __init__(self, config: AdmissionConfig, group: Workers = ALONE) -> None:
@@ -109,7 +108,7 @@ class WaitingIds:
 
     @property
     def places(self) -> int:
-        """Length of the whole arrays of exact counts."""
+        """Length of the arrays of exact counts, over all members of the group."""
         return self._table.places
 
     @property
@@ -117,7 +116,7 @@ class WaitingIds:
         return self._table.nbytes + self._counts.nbytes + self._sketch.nbytes
 
     def count(self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Counts occurrences of different ids; returns which of them are frequent enough, bool [N]."""
+        """Adds ``counts``, int64 [N], of N distinct ids; returns which ids reached the admission count, bool [N]."""
         indices = self._table.find(features, fingerprints)
         held = np.flatnonzero(indices >= 0)
         # Indices plus one; 0 for an id that is not counted yet.
@@ -151,7 +150,7 @@ class WaitingIds:
         self._table.clear()
 
     def forget(self, features: np.ndarray, fingerprints: np.ndarray) -> None:
-        """Removes ids that were counted last and are admitted; a count in the sketch stays."""
+        """Removes admitted ids of the last ``count`` from the exact counts; the sketch does not change."""
         indices = self._table.find(features, fingerprints)
         self._table.remove(indices[indices >= 0], len(indices))
 

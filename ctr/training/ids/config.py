@@ -72,5 +72,5 @@ class IdsConfig(StrictModel):
     eviction: EvictionConfig = EvictionConfig()
 
     def capacity_of(self, feature: str) -> int:
-        """Returns the capacity of a feature."""
+        """Returns the capacity of a feature: its entry in ``capacities``, or ``capacity``."""
         return self.capacities.get(feature, self.capacity)

@@ -1,4 +1,4 @@
-"""Eviction of growing ids: the order of policies, and frequencies that decay in event time."""
+"""Eviction of growing ids: the order in which policies evict, and frequencies that decay in event time."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ _RESCALE_HALF_LIVES = 256
 
 
 def microseconds(seconds: float) -> int:
-    """Converts a duration in seconds to microseconds."""
+    """Converts a duration in seconds to whole microseconds, at least 1."""
     return max(1, round(seconds * 1e6))
 
 
 class DecayClock:
-    """Weights of occurrences under forward decay: one number for all occurrences of a time.
+    """Weights of occurrences under forward decay; all occurrences at one time have the same weight.
 
-    The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). The clock stores the sum of
+    The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). The map stores the sum of
     2^((time - landmark) / half_life), which does not change while an id is not seen, and differs by a factor that all
     ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
     exact except for frequencies below 2^-800 of a recent occurrence.
@@ -37,7 +37,7 @@ class DecayClock:
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
     def is_far(self, time_us: int) -> bool:
-        """Returns whether the landmark moves at this time."""
+        """Returns whether ``move`` to this time moves the landmark."""
         landmark = time_us if self.landmark is None else self.landmark
         return (time_us - landmark) // self._half_life > _RESCALE_HALF_LIVES
 
@@ -59,7 +59,7 @@ def evicted_first(
     count: int,
     choose: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Chooses the ids to evict; policy ``none``, which evicts no id, orders them as ``least_recent`` does.
+    """Chooses the ids to evict by the policy; ``none``, which never evicts, uses the order of ``least_recent``.
 
     ``score`` is frequency / (time since last seen + half-life / 100). Recency alone evicts rare but regular ids in
     favor of an id seen once, a moment ago; frequency alone keeps formerly popular ids and evicts new ones. Their
@@ -77,10 +77,10 @@ def evicted_first(
 
     Args:
         count: number of ids to evict; if there are fewer, all are evicted.
-        choose: returns the positions of the lowest values, so many; None: ``lowest``.
+        choose: selects the ``count`` lowest values; None: ``lowest``.
 
     Returns:
-        int64, the ascending positions of the evicted ids; of equal ones, the first.
+        int64, the positions of the evicted ids, ascending; ties go to the lower position.
     """
     if config.policy == "least_frequent":
         order: np.ndarray = frequency
@@ -92,7 +92,7 @@ def evicted_first(
 
 
 def lowest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the positions, int64, ascending, of the ``count`` lowest values, or of all; of equal ones the first."""
+    """Returns the positions, int64, ascending, of the ``count`` lowest values; ties go to the lower position."""
     count = min(count, len(values))
     if not count:
         return np.zeros(0, np.int64)
@@ -103,9 +103,9 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
-    """Computes ``lowest`` over the values of the whole group, int64 or float64 >= 0, without sending them.
+    """Returns the local positions of the ``count`` lowest values of the whole group, without sending all values.
 
-    ``places``: int64 [N], ascending, below 2^31: their order among all.
+    ``values``: int64, or float64 >= 0, [N]; ``places``: int64 [N], ascending, below 2^31: ties go to the lower place.
     """
     if group.size == 1:
         return lowest(values, count)
@@ -126,7 +126,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Wor
 def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
     """Returns the highest of the ``count`` lowest keys (uint64) of the whole group, and its multiplicity among them.
 
-    The search goes byte by byte, from the highest one on, and counts the keys by the value of the byte.
+    The search goes byte by byte, from the highest byte on, and counts the keys by the value of the byte.
     """
     bound = 0
     for shift in range(bits - 8, -8, -8):

@@ -1,14 +1,14 @@
 """Map of growing ids to the slots of a table.
 
-A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
+A table starts with ``first_slot`` fixed rows, among them a few shared rows of each feature; slots follow. An id
 is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
 an exclusive slot until it is evicted. All features of a table share its slots, and each may have up to its capacity.
 The map is a function of the trained batches, in their order, and their event times.
 
-The members of a group, which all see all batches, share one map. The slots are dealt to them: each keeps the ids of
-its slots and counts their uses, and all know the number of slots of each feature and the totals. For a batch they
-exchange the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map
-equals the map of a process alone.
+The members of a group see the same batches and share one map. The slots are dealt to them: each keeps the ids of its
+slots and counts their uses; all know the number of slots of each feature and the totals. For each batch they exchange
+the slots of its ids, their free slots, and, before an eviction, histograms of the policy's values. So the map equals
+the map of a single process.
 
 Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
 the index.
@@ -38,30 +38,30 @@ class GrowingFeature:
     """A feature whose ids get slots."""
 
     name: str
-    shared_row: int  # the first of the rows that its ids without a slot share
+    shared_row: int  # the first of the ``shared_rows`` rows of its ids without a slot
     shared_rows: int
-    capacity: int  # the most of its ids that have a slot
+    capacity: int  # maximum number of its ids with a slot
 
 
 class Learned(NamedTuple):
-    """The rows of a batch that is about to be learned from."""
+    """Table rows of the ids of a batch that is about to be learned from."""
 
     rows: np.ndarray  # int32 [U], the table row of each id
-    fresh: np.ndarray  # int64, ascending positions of ids with a new slot, whose row is initialized
+    fresh: np.ndarray  # int64, ascending positions of ids with a new slot, whose rows must be initialized
 
 
 @dataclass(frozen=True)
 class Occupants:
-    """The ids that have a slot here, in the order of slots."""
+    """The ids that have a slot on this worker, in the order of slots."""
 
     rows: np.ndarray  # int32 [N], table rows, ascending
     features: np.ndarray  # int16 [N], indices of features
     fingerprints: np.ndarray  # int64 [N]
-    first_seen: np.ndarray  # int64 [N], when the id got its slot; microseconds of event time
-    last_seen: np.ndarray  # int64 [N]
-    uses: np.ndarray  # int64 [N], occurrences since then
-    frequency: np.ndarray  # float64 [N], the same, where each counts half after each half-life
-    time_us: int  # the time of the frequencies
+    first_seen: np.ndarray  # int64 [N], event time in microseconds at which the id got its slot
+    last_seen: np.ndarray  # int64 [N], event time of its last occurrence
+    uses: np.ndarray  # int64 [N], occurrences since ``first_seen``
+    frequency: np.ndarray  # float64 [N], the same, but each occurrence counts half after each half-life
+    time_us: int  # event time for which the frequencies hold
 
     def of_feature(self, feature: int) -> "Occupants":
         selected, arrays = self.features == feature, {**vars(self)}
@@ -75,11 +75,11 @@ class FeatureCounters:
 
     occupancy: int  # ids that have a slot now
     capacity: int  # maximum number of ids with a slot
-    admitted: int  # ids that got a slot, each time counted; without those of a warm start
-    evicted: int  # ids that lost their slot
+    admitted: int  # how often an id got a slot, except by a warm start
+    evicted: int  # how often an id lost its slot
     refused: int  # occurrences of ids that stayed on a shared row because the feature was full
     shared: int  # occurrences that were learned on a shared row, ``refused`` included
-    occurrences: int  # all that were learned
+    occurrences: int  # all occurrences that were learned
 
 
 ValueT = TypeVar("ValueT")
@@ -91,7 +91,7 @@ _OF_IDS = {"first_seen": np.int64, "last_seen": np.int64, "uses": np.int64, "fre
 _OF_SLOTS = tuple(f"slots/{name}" for name in ("feature", "fingerprint", *_OF_IDS))
 _OF_WAITING = tuple(f"waiting/{name}" for name in ("feature", "fingerprint", "count"))
 DEALT_ARRAYS = (*_OF_SLOTS, *_OF_WAITING)
-"""The arrays of ``IdMap.to_arrays`` whose entries are dealt to the members of the group; the others all have."""
+"""The arrays of ``IdMap.to_arrays`` whose entries are dealt to the members of a group; all have the other arrays."""
 
 
 class IdMap:
@@ -124,7 +124,7 @@ class IdMap:
 
     @property
     def rows(self) -> int:
-        """Returns the number of table rows in use: fixed rows and all slots that were ever used."""
+        """Returns the number of table rows in use: fixed rows, and all slots that were ever used."""
         return self._first_slot + self._slots.places
 
     @property
@@ -135,10 +135,10 @@ class IdMap:
     def look_up(
         self, features: np.ndarray, fingerprints: np.ndarray, slots: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns the rows of ids, int32 [U], without counting them; no pair (int16, int64 [U]) occurs twice.
+        """Returns the rows of U distinct ids (int16 and int64 [U]), int32 [U], without counting them.
 
-        An id without a slot has the shared row of its feature that its fingerprint selects. ``slots`` are from
-        ``find_slots``.
+        An id without a slot has the shared row of its feature that its fingerprint selects. ``slots``: the result of
+        ``find_slots``, if known.
         """
         if slots is None:
             (slots,) = find_slots([self], [(features, fingerprints)])
@@ -162,16 +162,16 @@ class IdMap:
         admit: np.ndarray | None = None,
         slots: np.ndarray | None = None,
     ) -> Learned:
-        """Counts the ids (see ``look_up``) of a batch that is about to be learned from, evicts and admits.
+        """Counts the ids (see ``look_up``) of a batch that is about to be learned from; evicts and admits ids.
 
-        Ids of the batch are never evicted by it. If there is no room for all of its new ids, the first ones get slots.
+        No id of the batch is evicted for it. If there is no room for all of its new ids, the first ones get slots.
 
         Args:
             counts: int64 [U], occurrences in the batch.
-            time_us: the query time of the batch's last row; a later time of an earlier batch takes precedence.
+            time_us: the query time of the batch's last row; if an earlier batch was later, its time is used.
             admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
 
-        Raises InputError: the table would have more rows than int32 can number.
+        Raises InputError if the table would have more rows than int32 can number.
         """
         now = self._advance(time_us)
         if slots is None:
@@ -207,12 +207,12 @@ class IdMap:
         lengths: np.ndarray,
         times_us: Sequence[int],
     ) -> Learned | None:
-        """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
+        """Counts and admits the ids of several batches at once, with the same result as ``learn`` batch by batch.
 
         ``codes``: int64 [U], from 0, equal for equal ids; ``lengths``: int64 [K], the number of ids in each batch.
-        Returns the rows of all ids, batch after batch, and the first positions of ids that got a slot; or None, with
-        no change, if an id might wait or be evicted, or would reuse a slot. Without eviction, ids that get no
-        free slot share rows.
+        Returns the rows of all ids, batch after batch, and the positions where ids got a slot; or None, with no change,
+        if an id might wait or be evicted, or would reuse a slot. Without eviction, ids that get no free slot use shared
+        rows.
         """
         if (
             self.group.size > 1
@@ -259,7 +259,7 @@ class IdMap:
         return self._time
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-        """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""
+        """Counts ids, or sums ``counts``, by feature: int64 [features]. Sums are exact up to 2^53."""
         return np.bincount(features, counts, len(self.features)).astype(np.int64)
 
     def _evict_idle(self, now: int) -> None:
@@ -273,14 +273,14 @@ class IdMap:
         self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.held] != FREE)))
 
     def _evict(self, indices: np.ndarray) -> None:
-        """Evicts ids here, at the same time as the other members theirs."""
+        """Evicts the ids at these local indices; all members of the group must call this together."""
         gone = self._sum_by_feature(self._slots.features[indices])
         self._occupancy -= gone
         self._totals["evicted"] += gone
         self._slots.remove(indices, int(gone.sum()))
 
     def _sum_by_feature(self, features: np.ndarray) -> np.ndarray:
-        """Counts the ids of each feature, of which all members give their own: int64 [features]."""
+        """Counts the ids of each feature over all members, each of which passes its own ids: int64 [features]."""
         counts = np.bincount(features, minlength=len(self.features)).astype(np.int32)
         return self.group.sum_numbers(counts).astype(np.int64)
 
@@ -303,7 +303,7 @@ class IdMap:
         return positions[enough]
 
     def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
-        """Evicts ids of features without room for the ids in ``new``, but none in ``seen``; returns the room."""
+        """Evicts ids, except at ``seen``, of features without room for ids in ``new``; returns the room by feature."""
         needed = self._by_feature(new)
         room = self._capacity - self._occupancy
         if self._eviction.policy != "none":
@@ -318,7 +318,7 @@ class IdMap:
         may_go[seen] = False
         indices = np.flatnonzero(may_go)
         of_ids = self._of_ids["last_seen"][indices], self._of_ids["frequency"][indices]
-        # Of ids with equal values, the ones with the lowest slots are evicted.
+        # Among ids with equal values, those with the lowest slots are evicted.
         choose = partial(lowest_of_all, places=self._slots.deal.rows(indices), group=self.group)
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, choose)])
 
@@ -367,7 +367,7 @@ class IdMap:
         )
 
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns rows (ascending), features and fingerprints of all ids in the first member; all have to call it."""
+        """Returns the rows (ascending), features and fingerprints of all ids on the first member; all must call it."""
         table = self._slots
         features, fingerprints = (
             gather_dealt(self.group, array.__getitem__, table.places)
@@ -379,8 +379,8 @@ class IdMap:
     def adopt(self, features: np.ndarray, ids: Occupants) -> np.ndarray:
         """Assigns slots to the ids of another map, without admission.
 
-        If a feature lacks room for all of them, those that its policy would evict first are left out: their
-        row in the result, int32 [N], is -1. ``features``: int16 [N], their features' numbers in this map.
+        Returns their rows, int32 [N]. If a feature lacks room for all of them, the ids that its policy would evict
+        first are left out, with row -1. ``features``: int16 [N], the indices of their features in this map.
         """
         now = self._advance(ids.time_us)
         fits = np.ones(len(features), np.bool_)
@@ -402,7 +402,7 @@ class IdMap:
         return rows
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns copies of everything that ``restore`` needs; of ``DEALT_ARRAYS`` the entries here."""
+        """Returns copies of all arrays that ``restore`` needs; of ``DEALT_ARRAYS`` only this worker's entries."""
         held = self._slots.held
         times = (self._time, self._searched, self._clock.landmark)
         arrays = {
@@ -416,15 +416,15 @@ class IdMap:
         return arrays
 
     def entries(self) -> dict[str, int]:
-        """Returns the whole length of each of ``DEALT_ARRAYS`` that the map has."""
+        """Returns the total length, over all members, of each of ``DEALT_ARRAYS`` that the map has."""
         waiting = {} if self._waiting is None else dict.fromkeys(_OF_WAITING, self._waiting.places)
         return dict.fromkeys(_OF_SLOTS, self._slots.places) | waiting
 
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
-        """Restores the ``to_arrays`` of a map with these arguments.
+        """Restores the state that ``to_arrays`` returned for a map created with the same arguments.
 
-        All members restore their maps at once. ``entries``: those of the map, of which each has a part; None: all are
-        here. Raises ValueError: the arrays belong to a map with other features or another rule of admission.
+        All members restore their maps together. ``entries``: the result of ``entries`` if members have parts of the
+        arrays; None: the arrays are whole. Raises ValueError if the map had other features or another admission rule.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
@@ -445,7 +445,7 @@ def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, Valu
 
 
 def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Returns the positions, ascending, of the first ids of each feature, as many as it has room for."""
+    """Returns the positions, ascending, of the first ids of each feature, up to the ``room`` of the feature."""
     if (np.bincount(features, minlength=len(room)) <= room).all():
         return np.arange(len(features))
     order = np.argsort(features, kind="stable")
@@ -457,7 +457,7 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
 def make_id_maps(
     layouts: Sequence[TableLayout], config: IdsConfig, group: Workers = ALONE
 ) -> dict[int, IdMap]:
-    """Makes the empty maps of the tables in which ids grow, by their numbers."""
+    """Makes an empty map for each table with growing ids, by table index."""
     maps = {}
     for number, layout in enumerate(layouts):
         ids, offsets = ids_of(config, layout), layout.offsets()
@@ -471,7 +471,7 @@ def make_id_maps(
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Selects the entries of a table's map from a state's arrays, or from any values by the arrays' names."""
+    """Selects the entries of a table's id map from a mapping by the names of a state's arrays."""
     return _without_prefix(arrays, f"ids/{layout.name}/")
 
 
@@ -486,7 +486,7 @@ def restored_maps(
 
 
 def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Finds the slots of ids in several maps of one group, in one exchange: int64 [U], -1 for none."""
+    """Finds the slots of ids in several maps of one group, in one exchange: int64 [U] for each map, -1 for no slot."""
     if not ids:
         return []
     held = [id_map._slots.held_places(*pair) for id_map, pair in zip(id_maps, ids, strict=True)]
@@ -497,7 +497,7 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
 def named_arrays(
     layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
 ) -> dict[str, ValueT]:
-    """Returns the names of the maps' arrays by table, as in checkpoints."""
+    """Returns the values of ``of_maps``, given by table index and array, under the arrays' names in checkpoints."""
     return {
         f"ids/{layouts[number].name}/{name}": value
         for number, of_map in of_maps.items()

@@ -1,18 +1,18 @@
 """Hash table in NumPy from (feature, fingerprint) to a place: a small number that is fixed while the pair is present.
 
-It replaces library tables: ``benchmarks/bench_ids.py`` compares it with those of pandas and TensorFlow. With 2.6
-million pairs, it looks up 35,000 in 50 to 60% of their processor time, and adds 2,000 in no more. pandas'
-Int64HashTable is private and cannot remove; TensorFlow's DenseHashTable slows down with removals; their keys
-are single numbers, some of which are reserved, and an entry has 16 bytes instead of 8.
+``benchmarks/bench_ids.py`` compares it with the tables of pandas and TensorFlow. With 2.6 million pairs, it looks up
+35,000 in 50 to 60% of their processor time, and adds 2,000 in no more. pandas' Int64HashTable is private and cannot
+remove; TensorFlow's DenseHashTable slows down with removals; their keys are single numbers, some of which are reserved,
+and an entry has 16 bytes instead of 8.
 
-It is open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
-bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together, one step of
-all unfinished ones at a time. The entry of a removed pair remains and is skipped. At most
+It uses open addressing with linear probing: a table of int64 entries, each 32 bits of a pair's hash and, in the low 31
+bits, its index. Other bits of the hash give its first position. All pairs of a call are probed together: the
+unfinished ones advance by one step at a time. The entry of a removed pair remains and is skipped. At most
 half of the table is filled, such entries included, so that few pairs need a second step; then it is rebuilt, with 3/16
 to 3/8 filled.
 
-The members of a group have one table together: the places are dealt to them, and each keeps the pairs at its places
-alone. A pair gets the place that it would have in the table of one process.
+The members of a group share one table: the places are dealt to them, and each keeps only the pairs at its places. A
+pair gets the same place as in a single process.
 """
 
 import math
@@ -42,10 +42,10 @@ def mix(features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
 
 
 class IdTable:
-    """Pairs and their places, which are numbered from 0; a new pair gets the lowest free place.
+    """Hash table of pairs and their places, numbered from 0; a new pair gets the lowest free place.
 
-    A place has an index in the arrays of the member that keeps it, by ``deal``; alone, that is the place. All members
-    make the same calls, in the same order; only of what is looked for or removed each may have its own.
+    The member that keeps a place stores it at an index, by ``deal``; in a single process, index and place are equal.
+    All members make the same calls, in the same order; only the pairs to find or remove may differ.
     """
 
     def __init__(self, max_places: int = MAX_PLACES, group: Workers = ALONE) -> None:
@@ -68,7 +68,7 @@ class IdTable:
 
     @property
     def held(self) -> int:
-        """Number of places here that were ever used."""
+        """Number of this member's places that were ever used."""
         return self.deal.count(self.places)
 
     @property
@@ -76,7 +76,7 @@ class IdTable:
         return self._table.nbytes + self.features.nbytes + self.fingerprints.nbytes + self._free.nbytes
 
     def find(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Finds the index of each pair, int64 [N]; -1 where it is not here."""
+        """Returns the index of each pair, int64 [N], or -1 if this member does not keep it."""
         positions, tags = self._hash(features, fingerprints)
         index = np.full(len(positions), -1, np.int64)
         entries = self._table.take(positions)
@@ -101,12 +101,12 @@ class IdTable:
         return index
 
     def held_places(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
-        """Returns places, one higher, of the pairs here, and 0 for others: int32 [N], to be added up."""
+        """Returns place + 1 for pairs that this member keeps, 0 for others: int32 [N], to be summed over the group."""
         indices = self.find(features, fingerprints)
         return np.where(indices < 0, 0, self.deal.rows(indices) + 1).astype(np.int32)
 
     def _hash(self, features: np.ndarray, fingerprints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first position of each pair, and its hash's part of an entry, both int64."""
+        """Returns, for each pair, the first position to probe and the part of its hash in an entry, both int64 [N]."""
         hashes = mix(features, fingerprints)
         tags = (hashes & _TAG_MASK).view(np.int64)
         return (hashes >> self._shift).view(np.int64), tags
@@ -178,7 +178,7 @@ class IdTable:
         return np.flatnonzero(self.features[: self.held] != FREE)
 
     def remove(self, indices: np.ndarray, count: int | None = None) -> None:
-        """Removes the pairs at some indices, int64 [N], each once. ``count``: how many all members remove."""
+        """Removes the pairs at distinct indices, int64 [N]. ``count``: number of pairs that all members remove."""
         self.features[indices] = FREE
         self.fingerprints[indices] = 0
         self.count -= len(indices) if count is None else count
@@ -193,7 +193,7 @@ class IdTable:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Restores the ``to_arrays`` of a table; ``places``: of the whole one, of which these arrays are a part."""
+        """Restores the result of ``to_arrays``; ``places``: of the whole table, if the arrays are a member's part."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
         self.places = len(self.features) if places is None else places

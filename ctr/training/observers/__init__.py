@@ -1,1 +1,1 @@
-"""Observers, which watch a run without changing it, one file each; ``every.py`` lists them."""
+"""Observers of a run, which do not change it, one in each file; ``every.py`` lists them."""

@@ -1,4 +1,4 @@
-"""List of the observers of a run."""
+"""All observers of a run, in the order of their calls."""
 
 from ctr.training.observers.features import Features
 from ctr.training.observers.importance import Importance

@@ -1,4 +1,4 @@
-"""Features in a summary: features without effect, outliers, rows of growing ids."""
+"""Statistics of features for summary.json: missing values, outliers, and rows of growing ids."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ _NAMED = 3
 
 
 class Features(Observer):
-    """Counts, for each feature, the rows without a value; reports features and growing ids."""
+    """Counts the rows without a value of each feature; reports features and growing ids."""
 
     name = "features"
 
@@ -81,9 +81,9 @@ class Features(Observer):
 
 
 def outlying_values(state: TrainState) -> dict[str, tuple[int, int, float]]:
-    """Counts, for each normalized number, the values outside and inside its statistics, and averages the outside ones.
+    """Returns, for each normalized feature, the numbers of values outside and inside its statistics, and a mean.
 
-    The mean is over the outside values of the first column that has any, or NaN.
+    The mean is over the outside values of the first column that has any; NaN without any.
     """
     outlying: dict[str, tuple[int, int, float]] = {}
     if state.statistics is None or state.apart is None:
@@ -126,7 +126,7 @@ def _id_numbers(counts: FeatureCounters) -> dict[str, int | float | None]:
 
 
 def refusal_text(id_maps: Iterable[IdMap], schema: Schema) -> str | None:
-    """Returns a warning if features were at their capacity, so that new ids use shared rows, else None."""
+    """Returns a warning if ids had to use shared rows because their features were at capacity, otherwise None."""
     full = {name: counts for name, counts in _counters(id_maps, schema).items() if counts.refused}
     if not full:
         return None

@@ -3,11 +3,11 @@
 At eight positions of the second half of a pass, the next rows of the log, not learned from yet, are scored
 with the current weights, and again with each feature hidden:
 
-    shared row   for a feature with growing ids: each id is replaced by one that is new to the model, which is
-                 scored with the feature's shared row
+    shared row   for a feature with growing ids: each id is replaced by one that is new to the model and is scored
+                 with a shared row of the feature
     shuffled     for a feature with ``buckets``, which has no such row: each row gets the ids of another row
 
-The difference of the two losses of a row is paired, and is summed by query bucket, for intervals.
+The differences between the two losses of each row are summed by query bucket, for paired intervals.
 
 Shuffling: Breiman, "Random Forests", Machine Learning 45 (2001), section 10; Fisher, Rudin, Dominici, "All Models are
 Wrong, but Many are Useful", JMLR 20 (2019).
@@ -45,7 +45,7 @@ _UNKNOWN_ID = 0x6A09E667F3BCC908
 
 
 class Importance(Observer):
-    """Measures the importance of features at some positions of a pass to the end of a log."""
+    """Measures the importance of features at several positions of a pass that goes to the end of its log."""
 
     name = "importance"
     on_all_workers = True
@@ -55,7 +55,7 @@ class Importance(Observer):
         self._plan: tuple[list[int], int] | None = None
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether the last planned position that was reached has not been measured yet."""
+        """Returns whether importance has not been measured yet at the last planned position that was reached."""
         self._plan = self._plan or plan(inputs)
         passed = [target for target in self._plan[0] if target <= self._run.position.examples]
         if not passed or self._run.position.examples >= inputs.log.rows:
@@ -86,7 +86,7 @@ class Importance(Observer):
 
 
 def plan(inputs: Inputs) -> tuple[list[int], int]:
-    """Returns the positions for measurements, and the number of rows at each; no position if importance is off."""
+    """Returns the positions of measurements and the number of rows at each; no positions if importance is off."""
     config, begin = inputs.config, 0
     selected = [manifest for manifest in inputs.log.manifests if inputs.selects(manifest)]
     if selected:
@@ -100,7 +100,7 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
 
 
 def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
-    """Measures importance at the run's position on at most this many rows: arrays of ``ctr.eval.importance``."""
+    """Measures importance on at most ``most`` rows at the run's position; returns arrays of ``ctr.eval.importance``."""
     position = run.position.examples
     used = feature_names(run.state.layouts)
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
@@ -126,7 +126,7 @@ def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
 
 
 def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
-    """Reads the next good rows of the log, whole queries, that the pass is about to come to; at its end none."""
+    """Reads the good rows of the next whole queries, up to ``most`` rows; returns no rows at the end of the log."""
     selection = replace(selection_of(inputs, position), teacher=None)
     blocks = read_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, position)
     for batch in whole_query_batches(blocks, most, inputs.config.batch.max_query_rows):
@@ -136,7 +136,7 @@ def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
 
 
 def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
-    """Returns the rows with a feature hidden, and the method: ``SHARED`` or ``SHUFFLED``."""
+    """Returns the method of hiding a feature, ``SHARED`` or ``SHUFFLED``, and the rows with the feature hidden."""
     grows = schema.by_name[name].buckets is None
     order = np.roll(np.arange(len(rows)), len(rows) // 2)
     if name in rows.multivalent:

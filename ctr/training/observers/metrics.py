@@ -19,12 +19,12 @@ from ctr.training.run.summary import calibration_warning
 CUMULATIVE = (
     "per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio",
 )  # fmt: skip
-"""The metrics that a line has also of the pass so far, under ``cumulative``."""
+"""Metrics of the pass so far that each line has under ``cumulative``."""
 _WINDOW = "window"
 
 
 class Metrics(Observer):
-    """Metrics of the log, of constraint logs, and of further labels, over the rows that have the label."""
+    """Computes metrics of the log, of constraint logs, and of further labels over the rows that have the label."""
 
     name = "metrics"
 
@@ -33,7 +33,7 @@ class Metrics(Observer):
         counted = [QUERY_SIZE] if run.schema.counts_rows else []
         sliced = dict.fromkeys([*config.metrics.slices, *counted])
         self._slice_columns = {name: run.schema.single_valued.index(name) for name in sliced}
-        # By number of a log: its metrics, and the indices of the families that it is sliced by.
+        # By log index: the name of its metrics, and the indices of the families that it is sliced by.
         self._names = [_WINDOW, *(f"log {name}" for name in run.inputs.constraint_logs)]
         self._families = [measured_families(families, source) for source in range(len(self._names))]
         slices = [[*sliced, *self._families[0]], *map(list, self._families[1:])]
@@ -44,7 +44,7 @@ class Metrics(Observer):
             **{f"label {name}": ProgressiveMetrics() for name in config.objective.labels},
         }
         self._timeline = Timeline()  # the sums of all windows, one by one
-        # The window's sums over steps of each term of the loss times the step's rows; last, the sum of these rows.
+        # Sums over the window's steps of each loss term times the step's rows; last, the sum of these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
         if state:
             self._restore(state)
@@ -84,7 +84,7 @@ class Metrics(Observer):
         line |= {**measured, **terms, "cumulative": {name: so_far[name] for name in CUMULATIVE}}
 
     def running(self, with_auc: bool) -> dict[str, Any]:
-        """Returns metrics of the pass so far, the window included; AUC takes thirty times as long as the others."""
+        """Returns the metrics of the pass so far, the window included; AUC takes thirty times as long as the others."""
         return self._parts[PASS].running(self._parts[_WINDOW], with_auc)
 
     def checkpoint(self) -> Arrays:
@@ -138,7 +138,7 @@ class Metrics(Observer):
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:
-    """Returns the calibration at the end of a pass (``Timeline.last_window``), for summary.json, or None."""
+    """Returns the calibration of ``Timeline.last_window`` for summary.json, or None without a window."""
     last = timeline.last_window()
     if not len(last):
         return None

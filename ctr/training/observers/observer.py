@@ -18,13 +18,13 @@ from ctr.training.state import TrainState
 
 Arrays = dict[str, np.ndarray]
 Score = Callable[[Rows], np.ndarray]
-"""Returns the logits, float32 [N], that the weights give good rows."""
+"""Function that returns the logits, float32 [N], of good rows under the current weights."""
 ProgressCall = Callable[[int, dict[str, Any]], None]
-"""Gets the position in the log and the metrics of the pass so far."""
+"""Function of the position in the log and the metrics of the pass so far."""
 
 
 class WatchedRun(Protocol):
-    """Interface of a run for observers."""
+    """Attributes of a run that observers use."""
 
     run_dir: Path
     config: TrainConfig
@@ -36,26 +36,26 @@ class WatchedRun(Protocol):
 
 
 class Scored(NamedTuple):
-    """At least one good row of a log, N of them, with the predictions of record."""
+    """N good rows of a log, at least one, with the predictions of record."""
 
     source: int  # 0: the log of the pass; from 1 on a constraint log
     batch: Batch
     logit: np.ndarray  # float32 [N], finite
-    slices: Sequence[np.ndarray]  # by family of bias constraints int32 [N], -1 for no slice
+    slices: Sequence[np.ndarray]  # for each family of bias constraints, int32 [N], -1 for no slice
     # For each further label of the log of the pass, float32 [N]: outcomes, NaN where unknown, and finite logits.
     labels: Mapping[str, tuple[np.ndarray, np.ndarray]] = {}
 
 
 class Turn(NamedTuple):
-    """Result of a batch, or of several that one call learned from.
+    """Result of a batch, or of several batches that one call learned from.
 
     Under a label delay a batch has two turns: it is scored in one and learned from in the other.
     """
 
     is_new: bool  # whether the log's rows are scored here for the first time
     scored: Sequence[Scored]
-    learned: int = 0  # good rows of the steps that changed the weights
-    terms: np.ndarray | None = None  # float64 [T], of these steps the loss's terms times its rows, added up
+    learned: int = 0  # number of good rows in steps that changed the weights
+    terms: np.ndarray | None = None  # float64 [T], sum over these steps of loss terms times rows
 
 
 class Observer:
@@ -65,7 +65,7 @@ class Observer:
     The first member of a group has all observers, the others those with ``on_all_workers``.
 
     Attributes:
-        name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
+        name: prefix of the names of ``checkpoint``'s arrays in the run's checkpoints.
         on_all_workers: whether the observer communicates with the other members.
     """
 
@@ -75,24 +75,24 @@ class Observer:
     def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         """Begins, or resumes from a checkpoint: ``state`` is the result of ``checkpoint``, empty without one.
 
-        Files are cut back to the run's position. Raises InputError where they lack lines; KeyError or
-        ValueError where ``state`` is of another version.
+        Truncates files to the run's position. Raises InputError if they lack lines; KeyError or ValueError if
+        ``state`` is of another version.
         """
 
     def batch(self, turn: Turn) -> None:
-        """Called after each batch, in the order of the log."""
+        """Called after each batch with its result, in the order of the log."""
 
     def window(self, line: dict[str, Any]) -> None:
         """Called at the end of a window with its line of metrics.jsonl; adds the observer's measurements."""
 
     def checkpoint(self) -> Arrays:
-        """Completes the files up to the run's position; returns the observer's state, equal bits in equal runs."""
+        """Completes the files up to the run's position; returns the observer's state, bit-identical in equal runs."""
         return {}
 
     def end(self, summary: dict[str, Any]) -> list[pa.Table]:
-        """Called at the end of the log, with the content of summary.json; adds to it, and returns sums.
+        """Called at the end of the log, with the content of summary.json; adds to it.
 
-        They are rows of windows.parquet (``ctr.eval.windows``).
+        Returns sums: rows of windows.parquet (``ctr.eval.windows``).
         """
         return []
 
@@ -100,11 +100,11 @@ class Observer:
         """Closes files; also called when the run fails."""
 
     def warnings(self) -> list[str]:
-        """Lists warnings, a line each, about parts of the model that the log could not train so far."""
+        """Returns warnings, one line each, about parts of the model that the log could not train so far."""
         return []
 
     def wants_pause(self, inputs: Inputs) -> bool:
-        """Returns whether the pass must stop after this batch for a call of ``pause``."""
+        """Returns whether the pass must pause after this batch for a call of ``pause``."""
         return False
 
     def pause(self, inputs: Inputs, score: Score) -> None:

@@ -17,7 +17,7 @@ PREDICTION_COLUMNS = (
 
 
 class Predictions(Observer):
-    """Writes predictions of the log, a file for the rows up to each checkpoint, or for ``part_rows`` of them."""
+    """Writes the predictions of the log; a file ends at a checkpoint, or once it has ``part_rows`` rows."""
 
     name = "predictions"
 
@@ -61,7 +61,7 @@ class Predictions(Observer):
         return {"rows": np.array(self._rows)}
 
     def _write(self, end: int) -> None:
-        """Has all predictions up to a position written in the background, before the checkpoint that counts them."""
+        """Writes all pending predictions in the background, before the checkpoint that counts them."""
         if self._pending:
             path, parts, self._pending = self._folder / f"{end:020d}.parquet", self._pending, []
             self._rows, self._pending_rows = self._rows + self._pending_rows, 0

@@ -1,4 +1,4 @@
-"""Progress of a run, for a bar or a line."""
+"""Progress of a run, for a progress bar."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from ctr.training.observers.observer import Observer, ProgressCall, Turn, Watche
 
 
 class Progress(Observer):
-    """Calls a function after each batch, with the position and metrics, which are computed rarely."""
+    """Calls a function after each new batch with the position and the metrics, which are not recomputed each time."""
 
     name = "progress"
 

@@ -1,4 +1,4 @@
-"""Slices of a run: default ones, where none are configured, and the names of all slices' ids."""
+"""Slices of a run: default slices if none are configured, and the names of all slices."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ from ctr.training.observers.observer import Observer, WatchedRun
 logger = logging.getLogger(__name__)
 
 LARGEST_PASS = 200_000
-"""Largest number of rows of a log with default slices, for which it is read once more."""
+"""Maximum rows of a log with default slices, which require reading it once more."""
 _SHOWN = 3
 _MOST_VALUES = 200
 _PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
 
 
 class Slices(Observer):
-    """Finds default slices at the end of the log, and names all slices of the summary."""
+    """Chooses default slices at the end of the log, and names all slices of the summary."""
 
     name = "slices"
 
@@ -67,12 +67,12 @@ def default_slices(
 ) -> dict[str, SliceCalibration]:
     """Returns the three features whose slices differ most in calibration, the most different first.
 
-    At the end of a short pass the recorded predictions are joined with the ids of the rows. Of the features with a
-    value per row and few values, the result has those whose slices are the furthest from calibrated, beyond chance:
+    At the end of a short pass the recorded predictions are joined with the ids of the rows. Among single-valued
+    features with few values, those whose slices are furthest from calibrated, beyond chance, are chosen:
 
         score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 
-    Empty if the pass is long, recorded no predictions, or its log is no longer readable.
+    Returns no features if the pass is long, recorded no predictions, or its log is no longer readable.
     """
     rows = sum(manifest.rows for manifest in manifests)
     parts = prediction_parts(run_dir)
@@ -106,7 +106,7 @@ def heaviest_ids(state: SliceCalibration) -> list[int]:
 def _ids_of(
     examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
+    """Returns the ids [M, F] of the M examples that the shards hold, and which of N examples these are, bool [N]."""
     logged = np.concatenate([table["example_id"].to_numpy() for table in shards])
     ids = np.concatenate([id_matrix(table, schema) for table in shards])
     order = np.argsort(logged, kind="stable")
@@ -131,11 +131,11 @@ def slice_names(
     slices: Mapping[str, Sequence[int]],
     families: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, str]]:
-    """Returns the names of ids by which metrics are sliced, by feature and id, in the order that a report shows.
+    """Returns the names of slices by feature or family and id, in the order that a report shows.
 
-    ``slices``: by feature, or family of bias constraints, its ids, those with the most weight first; ``families``: by
-    name the description of each family's slices; ``log`` may have raw values. Numbers and vocabularies stay in order,
-    as do values that are all numbers; other values are sorted by weight.
+    ``slices``: the ids of each feature or family of bias constraints, by descending weight; ``families``: for each
+    family, the descriptions of its slices; ``log`` may have raw values. Buckets and vocabularies are in the order of
+    ids, values that are all numbers in numerical order; other values stay in the order of weight.
     """
     features = {name: ids for name, ids in slices.items() if name in schema.by_name}
     hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}

@@ -3,7 +3,7 @@
 ::
 
     RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration
-    RUN/tensorboard/window/     the same metrics of each window alone: the same tags, so that they share a chart
+    RUN/tensorboard/window/     the metrics of each window alone, with the same tags, so that they share a chart
 
 Each process writes separate files, named by the number of windows before them. A file has a record for its version,
 one for the configuration, if it is the first of a run, and one for each window.
@@ -68,11 +68,11 @@ _LARGEST_COUNT = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 _US_PER_HOUR = 3_600_000_000
 _RECORD = struct.Struct("<Q4x")
-"""Length of a record's content, before it; a checksum of four bytes is behind it."""
+"""Header of a record: the length of its content, and a checksum; four more checksum bytes follow the content."""
 
 
 class TensorBoard(Observer):
-    """Writes each window's line as scalars. Writing methods raise OSError if the disk fails."""
+    """Writes each window's line of metrics as scalars. Methods that write raise OSError if the disk fails."""
 
     name = "tensorboard"
 
@@ -122,7 +122,7 @@ class TensorBoard(Observer):
                 writer.close()
 
     def _write(self, step: int, *records: bytes) -> None:
-        """Writes serialized summaries, of the pass first, then of the window."""
+        """Writes one serialized summary per writer: first the pass's, then the window's, if any."""
         with written_by_tensorflow(self._folder):
             for writer, record in zip(self._writers, records, strict=False):
                 with writer.as_default():
@@ -131,7 +131,7 @@ class TensorBoard(Observer):
 
 
 def _cut(file: Path, windows: int, has_config: bool) -> None:
-    """Cuts a file of an earlier process back to the first so many windows of the run; one without any is deleted."""
+    """Truncates an earlier process's file to the run's first ``windows`` windows; deletes it if it has none of them."""
     before = file.suffix.removeprefix(".")
     if not before.isdecimal() or windows <= int(before):
         file.unlink()

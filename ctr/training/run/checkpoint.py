@@ -5,9 +5,9 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
-The folder gets its name by a rename after all its files are on disk; so the greatest name is the newest.
+The folder gets its name by a rename after all its files are on disk; the greatest name is the newest checkpoint.
 
-A group writes it together, and any other one can read it (``part_files.py``).
+The workers of a group write it together; any number of workers can read it (``part_files.py``).
 """
 
 import hashlib
@@ -43,7 +43,7 @@ ValueT = TypeVar("ValueT")
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 WEIGHTS = "weights|"
-"""Before the names of a state's arrays; the others are of metrics."""
+"""Prefix of the names of a state's arrays; other prefixes name observers."""
 _STATE = "state.json"
 _DAMAGED = ".damaged"
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
@@ -51,7 +51,7 @@ _PIECE = 1 << 22
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """Writes an archive, which appears whole or not at all; returns its SHA-256."""
+    """Writes an .npz archive atomically; returns its SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     write_atomic(path, lambda file: _write(cast(IO[bytes], HashingFile(file, digest)), arrays))
     return digest.hexdigest()
@@ -72,13 +72,13 @@ def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 class Copies:
-    """Copies of arrays in memory that checkpoints reuse: fresh pages cost more than copying."""
+    """Copies of arrays, in memory that is reused by each checkpoint: fresh pages cost more than copying."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
     def make_room(self, layout: Layout) -> None:
-        """Touches the memory for arrays of these shapes and dtypes, so that the first copy need not."""
+        """Allocates and touches memory for arrays of these shapes and dtypes, which makes the first ``copy`` faster."""
         for name, (shape, dtype) in layout.items():
             flat = self._room(name, shape, dtype).reshape(-1)
             for begin in range(0, len(flat), _PIECE):
@@ -87,7 +87,7 @@ class Copies:
     def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies arrays from pieces (name, first row, values), and ``more``; valid until the next call."""
+        """Copies arrays from ``pieces`` (name, first row, values) and ``more``; valid until the next call."""
         arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:
@@ -117,7 +117,7 @@ def save(
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    Several writers call it after one has called ``begin``. Raises PassingError: see ``begin``.
+    Several writers call it after one of them has called ``begin``. Raises PassingError: see ``begin``.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
@@ -133,7 +133,7 @@ def save(
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     if final.exists():
-        # One that was not due, of the same position.
+        # A checkpoint of the same position that was not due.
         final.rename(folder / f"{final.name}.former{PARTIAL}")
     partial.rename(final)
     sync_folder(folder)
@@ -141,10 +141,10 @@ def save(
 
 
 def begin(folder: Path, examples: int, nbytes: int) -> str:
-    """Makes the folder of the checkpoint at ``examples``; returns a random tag for all its writers.
+    """Makes the folder of the checkpoint at position ``examples``; returns a random tag for all its writers.
 
-    Older checkpoints than the newest make room for ``nbytes`` on a disk that is full. Raises PassingError if it has no
-    room; then nothing was deleted.
+    If the disk lacks ``nbytes``, deletes old checkpoints, but never the newest. Raises PassingError if even that does
+    not free enough; then nothing is deleted.
     """
     make_folder(folder)
     _remove_leftovers(folder)
@@ -159,7 +159,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def clean_up(folder: Path, keep: int) -> None:
-    """Deletes leftovers of an interrupted ``save``, and all checkpoints but the newest ``keep``."""
+    """Deletes leftovers of an interrupted ``save``, and all checkpoints except the newest ``keep``."""
     _remove_leftovers(folder)
     complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
@@ -171,7 +171,7 @@ def clean_up(folder: Path, keep: int) -> None:
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    """Deletes the oldest checkpoints, but the newest one, until another one fits."""
+    """Deletes the oldest checkpoints, never the newest, until ``needed`` bytes are free."""
     complete = _complete_checkpoints(folder)
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
     free = shutil.disk_usage(folder).free
@@ -188,8 +188,8 @@ def _make_room(folder: Path, needed: int) -> None:
 
 
 def newest_position(folder: Path) -> tuple[int, int]:
-    """Returns the numbers of rows scored and learned from at the newest sound checkpoint; 0 without one."""
-    # Loads pyarrow, without which a finished run is printed.
+    """Returns the numbers of rows scored and learned from at the newest intact checkpoint; zeros without one."""
+    # Imported here, because it loads pyarrow, which printing a finished run does not need.
     from ctr.training.run.position import Position
 
     newest, position = newest_sound(folder), Position()
@@ -237,9 +237,9 @@ def newest_sound(folder: Path) -> int | None:
 def read_share(
     folder: Path, examples: int, wanted: Wanted
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
-    """Reads the arrays and parts that are wanted of a checkpoint that was checked, and its state.
+    """Reads the ``wanted`` parts of an intact checkpoint's arrays; returns arrays, state and parts (``read_parts``).
 
-    Raises InputError: the checkpoint is damaged or missing.
+    Raises InputError if the checkpoint is damaged or missing.
     """
     path = _path(folder, examples)
     try:
@@ -251,9 +251,9 @@ def read_share(
 
 
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
+    """Reads the arrays and state of the checkpoint at position ``examples``, or of the newest; changes nothing.
 
-    Raises InputError: there is none, or it is damaged.
+    Raises InputError if there is none, or it is damaged.
     """
     while True:
         paths = _complete_checkpoints(folder)
@@ -275,7 +275,7 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
-    """Returns the state's entries of a checkpoint's arrays, or of other values by array, by names in the state."""
+    """Selects the entries of a checkpoint that belong to the state, by their names in the state."""
     return {name.removeprefix(WEIGHTS): array for name, array in arrays.items() if name.startswith(WEIGHTS)}
 
 

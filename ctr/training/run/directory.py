@@ -11,13 +11,13 @@
     RUN/rejects.jsonl          unusable rows, with reason and position
     RUN/windows.parquet        the sums from which all metrics are computed, at the end (ctr.eval.windows)
     RUN/summary.json           the results
-    RUN/init_from.json         of a warm-started run: the source, its position, and the parts taken (warm_start/)
+    RUN/init_from.json         in a warm-started run: the source, its position, and the parts taken (warm_start/)
     RUN/follow.jsonl           the lag of a run that follows a live log (ctr.training.follow)
     RUN/workers/               the output of each worker of ctr train --workers
     RUN/.lock                  held by the process that trains
 
-Observers have separate files (``ctr.training.observers``). On a resume, files that grow during a run are cut
-back to their length at the checkpoint.
+Observers have separate files (``ctr.training.observers``). On a resume, files that grow during a run are
+truncated to their length at the checkpoint.
 """
 
 import json
@@ -69,7 +69,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def only_process(run_dir: Path) -> Iterator[None]:
-    """Locks the run directory until the block ends or the process dies. Raises InputError if another one holds it."""
+    """Locks the run directory until the block or the process ends. Raises InputError if another process holds it."""
     (run_dir / ".lock").touch()
     with hold(run_dir / ".lock", f"{run_dir}: another process is training in this run directory"):
         yield
@@ -79,7 +79,7 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], group: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that the run can resume with these; the first member locks it in the block."""
+    """Creates a run's files, or checks that they fit the arguments; the first worker locks the folder in the block."""
 
     def begin() -> None:
         # Features first: if they differ, so do widths.
@@ -96,7 +96,7 @@ def hold_run(
 
 
 def adopt_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes config.yaml, or checks that the run was begun under the same configuration; see ``check_config``."""
+    """Writes config.yaml, or checks that the run was started with the same configuration; see ``check_config``."""
     check_config(run_dir, config)
     path = run_dir / "config.yaml"
     if not path.exists() and not create_exclusively(path, dump_yaml(config).encode()):
@@ -104,14 +104,14 @@ def adopt_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def with_skip_of(run_dir: Path, config: TrainConfig) -> TrainConfig:
-    """Returns a configuration with the ``skip`` of the run, if it has begun: ``--skip`` may have added to it."""
+    """Returns ``config`` with the run's ``skip``, to which ``--skip`` may have added, unless it has other ranges."""
     path = run_dir / "config.yaml"
     skip = load_model(TrainConfig, path, "config").skip if path.is_file() else ()
     return config.model_copy(update={"skip": skip}) if {*config.skip} <= {*skip} else config
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
-    """Raises InputError if ``run_dir`` was begun under another configuration, or is no run directory."""
+    """Raises InputError if ``run_dir`` was started with another configuration, or is not a run directory."""
     check_run_folder(run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
@@ -127,7 +127,7 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -> str:
-    """Returns the settings of ``ctr train`` that give the earlier configuration; where they are many, its file."""
+    """Returns arguments of ``ctr train`` that restore the earlier configuration: a few settings, or its file."""
     changed = changed_values(before, now)
     if len(changed) > _MOST_SETTINGS or any("." in key for keys in changed for key in keys):
         return f"--config {path}"
@@ -140,7 +140,7 @@ def check_run_folder(run_dir: Path) -> None:
 
 
 def _is_run_or_new(folder: Path) -> bool:
-    # The logs of workers are there before the first of them begins the run.
+    # The workers' output exists before the first of them starts the run.
     others = [
         path for path in folder.iterdir() if path.name not in (WORKERS, ".lock") and not is_temporary(path)
     ]
@@ -148,14 +148,14 @@ def _is_run_or_new(folder: Path) -> bool:
 
 
 _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
-"""What of an environment may change with the number of workers."""
+"""Keys of the environment that may change with the number of workers."""
 
 
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
-    """Writes environment.json, or refuses to resume a run in an environment that would change its bits.
+    """Writes environment.json, or raises InputError for an environment that would change a run's bits.
 
-    The key ``platform`` is not compared: a new kernel changes no bits. Another number of workers does,
-    and is allowed; then there may be more or fewer threads and processors, too.
+    The key ``platform`` is not compared: a new kernel changes no bits. Another number of workers does, but is
+    allowed, with any number of threads and processors.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -180,7 +180,7 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
 
 
 def adopt_schema(run_dir: Path, schema: Schema) -> None:
-    """Writes schema.json, or refuses to continue with a log of other features."""
+    """Writes schema.json, or raises InputError if the run was started on a log with other features."""
     check_schema(run_dir, schema)
     path = run_dir / "schema.json"
     if not path.exists():
@@ -188,7 +188,7 @@ def adopt_schema(run_dir: Path, schema: Schema) -> None:
 
 
 def check_schema(run_dir: Path, schema: Schema) -> None:
-    """Raises InputError if a run was begun on a log of other features; writes nothing."""
+    """Raises InputError if a run was started on a log with other features; writes nothing."""
     if not (run_dir / "schema.json").exists():
         return
     before = read_run_schema(run_dir)
@@ -218,24 +218,24 @@ def refuse_without_checkpoint(run_dir: Path) -> None:
 
 
 def read_run_schema(run_dir: Path) -> Schema:
-    """Reads the features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
+    """Reads a run's schema.json. Raises InputError if it is missing, malformed or was changed by hand."""
     path = run_dir / "schema.json"
     return read_schema_file(path, f"{path}: no such file")
 
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
-    """Reads configuration and features of a run. Raises InputError where ``run_dir`` is no run directory."""
+    """Reads the configuration and features of a run. Raises InputError if ``run_dir`` is not a run directory."""
     if not run_dir.is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
     return load_model(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
 
 
-# ``ctr train --skip``: ranges of rows that a run is resumed without; they are scored, and nothing is learned from them.
+# ``ctr train --skip``: ranges of rows that a resumed run scores, but does not learn from.
 
 
 def parse_skip(text: str) -> tuple[int, int]:
-    """Parses FROM:TO. Raises InputError: the text is no range of rows."""
+    """Parses FROM:TO into two integers. Raises InputError if the text is not a range of rows."""
     match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
     begin, end = map(int, match.groups()) if match else (0, 0)
     if begin >= end:
@@ -246,7 +246,7 @@ def parse_skip(text: str) -> tuple[int, int]:
 
 
 def read_run_config(run_dir: Path) -> TrainConfig:
-    """Reads the configuration of a run that ``--skip`` resumes. Raises InputError: there is none."""
+    """Reads the configuration of a run that ``--skip`` resumes. Raises InputError if there is no run."""
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise InputError(f"--skip: {run_dir}: no such run; allowed: a run to resume")
@@ -254,13 +254,13 @@ def read_run_config(run_dir: Path) -> TrainConfig:
 
 
 def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool) -> TrainConfig:
-    """Adds ranges of rows to the ``skip`` of a run, unless they are in it; returns the new configuration.
+    """Adds ranges of rows to the ``skip`` of a run, unless it has them; returns the new configuration.
 
-    Exports after the newest checkpoint are deleted, because they have learned from these rows. Raises InputError:
-    the checkpoint has, too, or the run is in progress.
+    Deletes exports after the newest checkpoint, because they have learned from these rows. Raises InputError if the
+    checkpoint has learned from them, too, or the run is in progress.
 
     Args:
-        writes: whether this process is the one that checks and changes the run, not another one.
+        writes: whether this process checks and changes the run; otherwise another process does.
     """
     config = read_run_config(run_dir)
     new = [rows for rows in dict.fromkeys(ranges) if rows not in config.skip]
@@ -275,17 +275,17 @@ def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool)
                     f"--skip {begin}:{end}: {run_dir}: its newest checkpoint has learned from the rows before "
                     f"{learned}; allowed: rows from there on, or a new run with --set skip=[[{begin},{end}]]"
                 )
-        # First, so that a command that is killed between does not find its ranges there, and these exports too.
+        # First: if killed in between, a repeated command does not find its ranges in the file, and deletes the rest.
         drop_models_after(run_dir / "exports", examples)
         write_atomic_bytes(run_dir / "config.yaml", dump_yaml(extended).encode())
     return extended
 
 
-# RUN/exports, or another folder of exported models, a folder each under its position: who may write, how one vanishes.
+# RUN/exports, or another folder of exported models, each in a folder named by its position: locking and deletion.
 
 
 def check_models_folder(out: Path) -> None:
-    """Raises InputError if a directory is not empty and does not hold exported models."""
+    """Raises InputError if a directory is neither empty nor a directory of exported models."""
     check_output_folder(out, "a directory of exported models", _holds_models)
 
 
@@ -299,7 +299,7 @@ def _holds_models(folder: Path) -> bool:
 
 @contextmanager
 def only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    """Locks a folder of models and deletes incomplete ones. Raises InputError if another process holds it."""
+    """Locks a folder of models and deletes incomplete ones; unless ``wait``, raises InputError if it is locked."""
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
         for leftover in out.glob(f"*{PARTIAL}"):

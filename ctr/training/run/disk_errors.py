@@ -18,7 +18,7 @@ _NUMBERS = {
 
 @contextlib.contextmanager
 def written_by_tensorflow(path: Path) -> Iterator[None]:
-    """Converts TensorFlow's errors in the block about a full or failing disk to an OSError about ``path``."""
+    """Converts TensorFlow errors raised in the block, such as for a full disk, to an OSError about ``path``."""
     try:
         yield
     except tf.errors.OpError as error:

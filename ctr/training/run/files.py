@@ -1,4 +1,4 @@
-"""Files of a run that grow with it, and the thread that writes the large ones."""
+"""Files of a run that grow with it, and the background thread that writes large files."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def _give_way() -> None:
 
 
 class Background:
-    """Jobs in a background thread. After a failed job no other begins, and every call raises its error."""
+    """Runs jobs in a background thread. After a failed job no other starts, and every call raises its error."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, name, initializer=_give_way)
@@ -72,7 +72,7 @@ class Background:
 
 
 class GrowingFile:
-    """A file of JSON lines whose length is stored in checkpoints, so that a resume can cut it back."""
+    """A file of JSON lines whose length is stored in checkpoints, so that a resume can truncate it."""
 
     def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
@@ -83,7 +83,7 @@ class GrowingFile:
         size = path.stat().st_size if path.exists() else 0
         if size < length:
             raise InputError(f"{path}: has {size} bytes, {length} at the checkpoint: lines were lost")
-        # Unbuffered, so that nothing is left to be written when the disk was full once.
+        # Unbuffered, so that a full disk leaves nothing in a buffer to be written later.
         file = path.open("ab", buffering=0)
         file.truncate(length)
         file.seek(0, os.SEEK_END)
@@ -107,9 +107,9 @@ class GrowingFile:
 
 
 def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
-    """Describes each faulty row of a batch, and each query that is too large, in the order of the log.
+    """Describes each query of a batch that is too large, then each faulty row, in lines of rejects.jsonl.
 
-    ``log`` names their constraint log, if any.
+    ``log`` names the constraint log of the rows, if any.
     """
     rejects = batch.rejects
     origin = {"log": log} if log else {}
@@ -137,7 +137,7 @@ def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
 
 
 class Unwritten:
-    """A growing file that another process writes."""
+    """Stand-in for a ``GrowingFile`` that another process writes; does nothing."""
 
     length = 0
 

@@ -1,7 +1,7 @@
-"""Files of a checkpoint that a group writes together, each member what it has parts of.
+"""Files of a checkpoint that a group writes together, each member its parts of divided arrays.
 
-The first member writes ``arrays.npz``, also with what all have, and a record of the parts; the others ``arrays-1.npz``
-and so on. So any other number of workers can read them.
+The first member writes ``arrays.npz``, with its parts and all undivided arrays, and a record of the parts; the others
+write ``arrays-1.npz`` and so on. Any number of workers can read them.
 """
 
 import json
@@ -22,18 +22,18 @@ _MOMENT = 5.0
 _LOOK_EVERY = 0.02  # seconds
 
 Wanted = Callable[[str, int], Part | None]
-"""From the name of an array and the length of its first or divided axis to the part of it to read; None: all of it."""
+"""Maps an array's name and the length of its first or divided axis to the part to read; None: the whole array."""
 
 
 class Writer(NamedTuple):
-    """One of those who write a checkpoint; by default the only one."""
+    """One of the processes that write a checkpoint; by default the only one."""
 
     rank: int = 0
     size: int = 1
-    parts: Mapping[str, Part] = {}  # by the names of arrays, without the arrays that all have
-    patience: float = 0.0  # seconds that the first one waits for the others' files; 0: any time
-    attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left
-    is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
+    parts: Mapping[str, Part] = {}  # by the names of arrays, without undivided arrays
+    patience: float = 0.0  # seconds that the first writer waits for the others' files; 0: no limit
+    attempt: str = ""  # the tag from ``begin`` in the names of notes: those of earlier attempts are ignored
+    is_leaving: Callable[[], bool] = lambda: False  # whether this process is ending, and waits only briefly
 
     @property
     def file(self) -> str:
@@ -45,7 +45,7 @@ class Writer(NamedTuple):
         return {"file": self.file, "sha256": sha256, "parts": parts}
 
     def announce(self, folder: Path, sha256: str) -> None:
-        """Announces the file of a writer to the first one, by a note, which lasts until it is read."""
+        """Announces this writer's file to the first writer, by a note that exists until it is read."""
         note = self._note(folder, self.rank)
         new = note.with_suffix(".new")
         new.write_text(json.dumps(self.entry(sha256)))
@@ -53,7 +53,7 @@ class Writer(NamedTuple):
         new.replace(note)
 
     def collect(self, folder: Path) -> list[dict[str, Any]]:
-        """Waits for the files of all others; returns their entries. Raises WorkerLostError: some are late."""
+        """Waits for the files of all other writers; returns their entries. Raises WorkerLostError if one is late."""
         entries, begun = [], time.monotonic()
         for rank in range(1, self.size):
             note = self._note(folder, rank)
@@ -78,9 +78,10 @@ ONLY_WRITER = Writer()
 def read_parts(
     folder: Path, entries: Iterable[Mapping[str, Any]], wanted: Wanted = lambda name, rows: None
 ) -> tuple[dict[str, np.ndarray], dict[str, Part]]:
-    """Reads the arrays of a checkpoint file by file; also returns the parts of arrays that are not wanted whole.
+    """Reads the arrays of a checkpoint, file by file; also returns the part of each array that is not ``wanted`` whole.
 
-    ``entries``: of each file, by ``Writer``; of whole arrays without ``parts``. Raises ValueError: parts are missing.
+    ``entries``: for each file, the result of ``Writer.entry``; ``parts`` may be missing. Raises ValueError if rows are
+    missing.
     """
     whole: dict[str, list[tuple[Part, np.ndarray]]] = {}
     arrays: dict[str, np.ndarray] = {}

@@ -15,9 +15,9 @@ from ctr.training.config import TrainConfig
 
 
 def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:
-    """Publishes the sidecar ``name``, with ``logit``, float32, for the partitions within the first ``log_rows`` rows.
+    """Publishes a run's logits, float32, as the sidecar ``name`` of the partitions in the first ``log_rows`` rows.
 
-    Rows that the run did not score have NaN. Raises InputError: no predictions, or others of this name.
+    Rows that the run did not score have NaN. Raises InputError if there are no predictions, or the name is taken.
     """
     parts = [str(path) for path in sorted((run_dir / "predictions").glob("*.parquet"))]
     if not parts:
@@ -46,7 +46,7 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
 
 def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> None:
-    """Raises InputError before the pass if its predictions could not be published after it."""
+    """Raises InputError if the predictions of a pass could not be published after it."""
     folder = new_sidecar_folder(log, name)
     if not config.record_predictions:
         raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")

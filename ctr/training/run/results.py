@@ -25,9 +25,9 @@ from ctr.training.validate import input_hashes
 
 
 def unlearned_text(run: Run) -> str:
-    """Formats the share of rows that were not trained on, and the reasons."""
+    """Describes the share of rows that were not trained on, with the reasons."""
     position, rows = run.position, run.position.unlearned_rows
-    # Rows outside a time range are passed over, not scored.
+    # Rows outside the time range are not scored.
     scored = position.scored_rows
     return (
         f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not trained on: "
@@ -36,11 +36,10 @@ def unlearned_text(run: Run) -> str:
 
 
 def learning_failure(run: Run, fault: str | None = None) -> str | None:
-    """Returns in one line why a run that has finished its log ends with an error, or None if it learned.
+    """Returns, in one line, why a run that has finished its log ends with an error, or None if it does not.
 
-    It fails if rows were lost and no row was left to learn from, or if its weights are broken at the end
-    (``fault``). If only some rows were lost it does not fail: the model remains usable, and a warning names the
-    share.
+    A run fails if rows were lost and none was left to learn from, or if its weights are broken at the end (``fault``).
+    It does not fail if only some rows were lost: the model remains usable, and a warning states their share.
     """
     position = run.position
     if (log := position.of()).read and log.set_aside_rows == log.read:
@@ -69,8 +68,8 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     """Writes the results of a run at the end of its log; returns the content of summary.json.
 
-    The first member alone calls it. ``failure``: why the run ends with an error; ``timing``, called at the end:
-    empty if no row was left, which keeps the earlier timing.
+    Only the first worker calls it. ``failure``: why the run ends with an error; ``timing``: called last, returns the
+    timing of this process; if it is empty because no row was left, the earlier timing is kept.
     """
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
@@ -87,14 +86,15 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Lists the observers' warnings, a line each; empty but in the first member of a group."""
+    """Returns the observers' warnings, one line each, on the first worker, which alone has these observers."""
     return [line for observer in run.observers for line in observer.warnings()]
 
 
 def _result_hashes(run: Run) -> dict[str, str | None]:
-    """Hashes the recorded logits in the order of the log, float32, and the state in the last checkpoint.
+    """Returns the hashes of the recorded logits, float32 in the order of the log, and of the checkpoint's state.
 
-    ``weights_sha256`` includes optimizers' state; None without a checkpoint.
+    ``predictions_sha256`` is None without recorded predictions; ``weights_sha256``, which includes the optimizers'
+    state, is None without a checkpoint at this position.
     """
     digest, parts, weights = hashlib.sha256(), prediction_parts(run.run_dir), None
     # A part ends where a checkpoint was written: the hash does not depend on that.
@@ -115,7 +115,7 @@ def _results(run: Run) -> dict[str, Any]:
         "batches": position.batches,
         "trained_examples": position.trained_examples,
         "trained_rows": position.trained_rows,
-        # PerQueryAUC of queries as a sample left them is no estimate of full traffic's.
+        # PerQueryAUC of sampled queries is not an estimate of full traffic's.
         "per_query_auc_of_sample": only_kept or bool(applied_samplings(inputs.log.path)),
         "skipped_steps": position.skipped_steps,
         "skipped_rows": position.skipped_rows,
@@ -136,7 +136,7 @@ def _results(run: Run) -> dict[str, Any]:
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """Reads the recorded timing of a finished run, when nothing is left to time."""
+    """Returns the timing that an earlier summary.json of the run records, by key; None for missing values."""
     before: Mapping[str, Any] = {}
     with suppress(InputError):
         before = read_json_object(summary_path, "none")

@@ -49,9 +49,9 @@ _DUALS_SHOWN = 32
 def open_run(
     run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
 ) -> Iterator["Run"]:
-    """Resumes a run from its newest checkpoint in ``run_dir``, or begins it; closes its files after the block.
+    """Resumes a run from its newest checkpoint in ``run_dir``, or starts it; closes its files after the block.
 
-    Raises InputError: the log is another one.
+    Raises InputError if the run was trained on another log; see also ``Run.resume``.
     """
     run = Run(run_dir, inputs, state, observers)
     run.group.once(lambda: remove_temporaries(run_dir))
@@ -63,7 +63,7 @@ def open_run(
 
 
 class Run:
-    """A run. All members of a group are at the same position; the first one writes the files."""
+    """A run between two steps. All workers are at the same position; the first one writes the files."""
 
     def __init__(
         self, run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
@@ -77,7 +77,7 @@ class Run:
         self._copies = checkpoint.Copies()
         self.position = Position({name: Passed() for name in inputs.row_logs})
         self._checkpoints = run_dir / "checkpoints"
-        # One line a window, and rows that could not be used.
+        # One line per window; unusable rows.
         self.metrics: GrowingFile | Unwritten = Unwritten()
         self.rejects: GrowingFile | Unwritten = Unwritten()
         self.background = Background("run-files")  # its next call raises the error of a failed job
@@ -87,15 +87,15 @@ class Run:
     def _note_saved(self) -> None:
         position = self.position
         self.saved_at, self._saved_when = position.examples, time.monotonic()
-        # Rows that the newest checkpoint has learned from, and the first row of the last batch that was since then.
+        # Rows that the newest checkpoint has learned from; first row of the last batch whose step was applied since.
         self._learned_at_save = self._last_applied = position.learned
 
     # From checkpoint to checkpoint.
 
     def resume(self, opened: ExitStack) -> None:
-        """Restores the newest checkpoint, or the initial state, and cuts files back to it; ``opened`` closes them.
+        """Restores the newest checkpoint, or the initial state, and truncates files to it; ``opened`` closes them.
 
-        Raises InputError: all checkpoints are damaged, or there must be one, or a file has lost lines.
+        Raises InputError if all checkpoints are damaged, a warm-started run has none, or a file has lost lines.
         """
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         states: dict[str, dict[str, np.ndarray]] = {}
@@ -127,7 +127,7 @@ class Run:
                 opened.enter_context(closing(observer))
 
     def _restore(self, newest: int, states: dict[str, dict[str, np.ndarray]]) -> Mapping[str, int]:
-        """Restores the checkpoint of a position, and ``states`` of the observers; returns the lengths of files."""
+        """Restores the checkpoint at position ``newest``; fills observers' ``states``; returns the files' lengths."""
         part = self.state.sharding.part
         with self.group.raise_if_any_failed():
             arrays, state, parts = checkpoint.read_share(
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Returns whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
+        """Returns whether steps are being skipped, which may stop the run; meanwhile nothing is saved or exported."""
         return self.config.max_skipped_steps is not None and self.position.skipped_in_a_row > 0
 
     def is_checkpoint_due(self) -> bool:
@@ -164,7 +164,7 @@ class Run:
         return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
-        """Agrees with the group: is a checkpoint due by the first one's clock, and is any member to stop?"""
+        """Returns whether a checkpoint is due by the first worker's clock, and whether any worker is to stop."""
         minutes = self.config.checkpoint.every_minutes
         is_old = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         wishes = self.group.gather_numbers(np.array([is_old, stops], np.int64))
@@ -173,15 +173,15 @@ class Run:
     def save(self, is_due: bool = True) -> None:
         """Begins a checkpoint of everything up to the current position; ``background`` finishes it.
 
-        Waits for the previous checkpoint, and raises its error. A checkpoint that is not due (``is_due``), but caused
-        by time or a signal, does not shift the next one that is due: so such checkpoints do not change the results.
+        Waits for the previous checkpoint, and raises its error. A checkpoint that is caused by time or a signal (not
+        ``is_due``) does not shift the next due one: so such checkpoints do not change the results.
         """
         self.background.wait()
         if is_due:
             self.position.due_from = self.position.examples
         content = {
             **copy.deepcopy(self.progress()),
-            # Where raw values may be; only ever read to show them.
+            # The log's folder may have raw values, which are read only for display.
             "log": str(self._log_paths[""].resolve()),
             "sidecars": self.sidecar_hashes(self.position.window_times[1] + 1),
             "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
@@ -194,7 +194,7 @@ class Run:
             for observer in self.observers
             for name, array in observer.checkpoint().items()
         }
-        # The first member writes the state that all have.
+        # The first worker writes the undivided state.
         copied = self._copies.copy(self._weight_layout(), weights, observed if self.group.is_chief else {})
         writer = self._writer(sum(array.nbytes for array in copied.values()))
         examples, keep = self.position.examples, self.config.checkpoint.keep
@@ -210,7 +210,7 @@ class Run:
     def _writer(self, nbytes: int) -> Writer:
         if self.group.size == 1:
             return ONLY_WRITER
-        # A difference now would be in all later predictions.
+        # A difference between workers would affect all later predictions.
         self.group.agree({"state in what all workers have": self.state.digest()})
         total = int(self.group.gather_numbers(np.array([nbytes])).sum())
         examples = self.position.examples
@@ -237,20 +237,20 @@ class Run:
     # From batch to batch.
 
     def follow_logs(self, inputs: Inputs) -> None:
-        """Replaces the logs by grown ones. Raises InputError if partitions seen so far have changed."""
+        """Replaces the logs by newer versions. Raises InputError if partitions read so far have changed."""
         self.inputs = inputs
         manifests = {name: log.manifests for name, log in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
-        """Returns the ramps of the next step."""
+        """Returns the values of the ramps for the next step, by name."""
         return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
     def rates(self) -> dict[str, float]:
         return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
 
     def ramps_and_rates(self, ahead: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Returns the ramps and the rates of K steps by name, float32 [K], each after ``ahead`` [K] more rows."""
+        """Returns the ramps and the rates of K steps, by name float32 [K], after ``ahead`` [K] more trained rows."""
         examples = (self.position.trained_examples + ahead).tolist()
         return [
             {
@@ -261,7 +261,7 @@ class Run:
         ]
 
     def is_due_after(self, rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns whether anything may be due, bool [K], after this many more good rows, up to these positions [K]."""
+        """Returns whether anything may be due, bool [K], after ``rows`` [K] more good rows, at ``ends`` [K]."""
         position, exports = self.position, self.config.export
         is_due: np.ndarray = ends - position.due_from >= self.config.checkpoint.every_examples
         is_due |= position.window_examples + rows >= self._window_size()
@@ -279,11 +279,11 @@ class Run:
     def record(self, feed: AnyFeed, scores: Scores) -> None:
         """Records the result of a step and passes it to the observers.
 
-        Raises InputError: too many steps were skipped, or too many rows of a log are faulty.
+        Raises InputError if too many steps in a row were skipped, or too many rows of a log are faulty.
         """
         batch, position = feed.batch, self.position
         scored, begin = [], len(batch.rows)
-        # The rows of constraint logs are new wherever they come.
+        # Rows of constraint logs are always new.
         for source, other in batch.others.items():
             scored += self._record_scored(source, other, scores, begin)
             begin += len(other.rows)
@@ -299,7 +299,7 @@ class Run:
             observer.batch(Turn(batch.is_new, scored, learned, terms))
 
     def _record_scored(self, source: int, batch: Batch, scores: Scores, begin: int = 0) -> list[Scored]:
-        """Records the rows of a log, whose scores begin at ``begin``."""
+        """Records the rows of a log, whose scores begin at index ``begin``; returns them if any are good."""
         self._record_read(list(self._log_paths)[source], batch)
         rows = slice(begin, begin + len(batch.rows))
         if not len(batch.rows):
@@ -312,7 +312,7 @@ class Run:
         return [Scored(source, batch, self._finite(scores.logit[rows]), slices, labels)]
 
     def _record_read(self, name: str, batch: Batch) -> None:
-        """Notes that the rows of a log were read, with the faulty ones and the queries that are set aside."""
+        """Records that rows of a log were read, including faulty rows and queries that are set aside."""
         for reject in describe_rejects(batch, name) if len(batch.rejects) else ():
             self.rejects.append(reject)
         passed = self.position.of(name)
@@ -339,13 +339,13 @@ class Run:
         self.background.check()
 
     def is_left_out(self, batch: Batch) -> bool:
-        """Returns whether a batch is not learned from: ``skip`` has at least one of its rows."""
+        """Returns whether a batch is not learned from because ``skip`` contains at least one of its rows."""
         return self.config.leaves_out(batch.begin, batch.end)
 
     def record_learned(self, feed: AnyFeed, scores: Scores) -> tuple[int, np.ndarray | None]:
-        """Records that batches were learned from, or are left out; returns ``learned`` and ``terms`` of a ``Turn``.
+        """Records that batches were learned from or left out; returns ``learned`` and ``terms`` of a ``Turn``.
 
-        Raises InputError: too many steps were skipped.
+        Raises InputError if too many steps in a row were skipped.
         """
         batch, position = feed.batch, self.position
         rows = batch.rows
@@ -366,22 +366,22 @@ class Run:
             if applied:
                 self._last_applied = step_batch.begin
             if limit is not None and position.skipped_in_a_row >= limit:
-                # The rows after this batch in the same call may be good ones.
+                # Later batches of the same call may be fine.
                 position.learned = step_batch.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
         if scores.terms is None:
             return int(is_learned.sum()), None
         learned = counts * scores.applied
-        # Not 0 times what is not finite.
+        # Avoids 0 times a value that is not finite.
         terms = np.where(scores.applied[:, np.newaxis], scores.terms, 0).astype(np.float64)
         return int(learned.sum()), learned @ terms
 
     def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
-        """Returns the error that ends the run; its hint resumes it, skipping the rows from ``begin`` on.
+        """Returns the error that ends the run; its hint is a command that resumes it and skips rows from ``begin`` on.
 
-        If rows since the newest checkpoint are skipped already and the weights are unsound (not ``predicts``), all
-        rows since that checkpoint are to be skipped.
+        If rows since the newest checkpoint are skipped already and the weights are unsound (not ``predicts``), the
+        command skips all rows since that checkpoint.
         """
         saved, end = self._learned_at_save, self.position.learned
         is_not_first = any(first < end and saved < last for first, last in self.config.skip)
@@ -397,7 +397,7 @@ class Run:
         )
 
     def pass_until(self, examples: int) -> None:
-        """Records that all rows before this position are processed, also trailing ones outside the time range."""
+        """Records that all rows before position ``examples`` are processed, including rows outside the time range."""
         self.position.of().rows = examples
         if not self.config.label_delay:
             self.position.learned = examples
@@ -405,7 +405,7 @@ class Run:
     def check_weights(self, predicts: bool) -> str | None:
         """Returns the weights' fault, or None; ``predicts``: whether they give sound predictions for the last batch.
 
-        Raises InputError where weights are broken, unless the run never stops.
+        Raises InputError if the weights are broken, unless ``max_skipped_steps`` is null.
         """
         fault = self.weight_fault(predicts)
         if fault is None:
@@ -418,21 +418,21 @@ class Run:
         raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
-        """Returns the fault of the weights in a few words, or None; ``predicts``: see ``check_weights``."""
+        """Returns a short description of the weights' fault, or None; ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        # The first member has the shared state: other faults can only be in the parts.
+        # The first worker checks the undivided state: on the others, only their parts can have faults.
         faults = self.group.gather_texts(first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        """Returns whether the run has passed a multiple of ``export.every_examples``; False if ``is_in_doubt``."""
+        """Returns whether a multiple of ``export.every_examples`` was passed since ``before``; False if in doubt."""
         exports = self.config.export
         if exports is None or self.is_in_doubt:
             return False
         return before // exports.every_examples < self.position.examples // exports.every_examples
 
     def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
-        """Writes the line of the window that ends here; begins the next one."""
+        """Writes and returns the metrics line of the window that ends here; begins the next window."""
         position, ramps, rates = self.position, self.ramps(), self.rates()
         spectra = {name: spectrum._asdict() for name, spectrum in self.state.optimizer_spectra().items()}
         line = {
@@ -457,12 +457,12 @@ class Run:
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
-    """Replaces predictions (float32 [N]) that are not finite by the prior's logit."""
+    """Replaces logits, float32 [N], that are not finite by the logit of ``prior``."""
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
 
 
 def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
-    """Returns lambda_k of every family; the minimum and the maximum if there are more than ``limit``."""
+    """Returns lambda_k of each family by name: a list, or minimum and maximum if there are more than ``limit``."""
     duals: dict[str, Any] = {}
     for family, variable in zip(state.families, state.duals, strict=True):
         values = variable.numpy()
@@ -474,7 +474,7 @@ def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
 
 
 def dual_scalars(state: TrainState) -> dict[str, float]:
-    """Returns the duals of a line of metrics, by name."""
+    """Returns the dual variables that a line of metrics shows, by key."""
     scalars: dict[str, float] = {}
     for name, values in duals_of(state, _DUALS_SHOWN).items():
         keys = values if isinstance(values, dict) else range(len(values))

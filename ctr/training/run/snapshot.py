@@ -1,8 +1,8 @@
 """Snapshot of a model between two batches: the weights needed to predict, without the state for training.
 
-A snapshot has no duals, accumulators, statistics or metrics; exports are written from it. A table with growing ids
-has the fixed rows, followed by the rows of ids that have slots, in the order of their keys. A key is the exclusive or
-of an id's fingerprint and its feature's salt, as in ``ctr.models.rows``.
+A snapshot has no duals, optimizer state or metrics; exports are written from it. A table with growing ids
+has the fixed rows, followed by the rows of ids that have slots, in the order of their keys. A key is an id's
+fingerprint XORed with its feature's salt, as in ``ctr.models.rows``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from ctr.training.run.run import Run
 from ctr.training.state import check_shapes, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
-"""The largest key, which no id has: a search among keys always ends at a valid index."""
+"""The largest key, which no id has; at the end of the keys it ensures that a search returns a valid index."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ class Snapshot:
     schema: Schema
     compute_dtype: str  # ``float32`` or ``bfloat16``
     layouts: tuple[TableLayout, ...]
-    # By layout, float32 [rows, columns]: the run's variable, or a copy if ids grow.
+    # For each layout, float32 [rows, columns]: the run's variable, or a copy if its ids grow.
     tables: Sequence[tf.Variable]
-    # By layout with growing ids: keys of the rows after the fixed ones, ascending, and ``LAST_KEY``.
+    # By index of a layout with growing ids: keys of the rows after the fixed ones, ascending, then ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
     ids: Mapping[str, int]  # number of ids with a row, by feature with growing ids
     experts: Experts
-    # Those of ``ctr.models.initial_weights`` and ``Experts.initial`` by name, float32, without those that only training
-    # uses.
+    # By name, float32: the weights of ``ctr.models.initial_weights`` and ``Experts.initial`` that predictions need, and
+    # the statistics of numbers.
     weights: Mapping[str, tf.Variable]
     progress: Mapping[str, Any]  # ``Run.progress``
 
     @property
     def architecture(self) -> Architecture:
-        """Returns the architecture of the network."""
+        """Returns the architecture of the network expert."""
         return self.experts.network
 
     @cached_property
@@ -72,7 +72,7 @@ class Snapshot:
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
-        """Returns the weights of an export, rounded once to the dtype of the products."""
+        """Returns the weights for an export, with the layers' weights rounded to the compute dtype."""
         rounded = rounded_weights(self.architecture, self.weights)
         return {
             name: weight
@@ -88,13 +88,13 @@ class Snapshot:
 
 
 Exporter = Callable[[Snapshot], object]
-"""What the training loop calls for each export that the configuration asks for."""
+"""Function that the training loop calls for each export that the configuration requires."""
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """Takes the weights of a run in training, to be used before its next step.
+    """Returns a snapshot of a run in training, valid until its next step.
 
-    All members of a group must call this; the first one gets all rows.
+    All workers must call this; the first one gets the rows of all.
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names
@@ -112,7 +112,7 @@ def take_snapshot(run: Run) -> Snapshot:
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
-    """Reads the weights in a checkpoint of a run, or in its newest one. Raises InputError where it is damaged."""
+    """Reads a snapshot from a run's checkpoint, by default the newest. Raises InputError if missing or damaged."""
     config, schema = read_run_model(run_dir)
     path = run_dir / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
@@ -173,9 +173,9 @@ def _served_weights(
     names: tuple[str, ...],
     weights: Mapping[str, np.ndarray],
 ) -> tuple[Experts, dict[str, tf.Variable]]:
-    """Returns experts and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit.
+    """Returns ``experts`` and ``weights`` of a ``Snapshot``. Raises KeyError or ValueError if ``weights`` do not fit.
 
-    ``names`` name the experts that predict.
+    ``names``: the experts that predict.
     """
     experts = replace(make_experts(config.model, config.objective, compute_dtype, layouts), names=names)
     shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))

@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import read_warm_start
 
-# What is left out of the promise that runs of the same configuration give the same results.
+# Keys that may differ between runs of the same configuration.
 TIMING = (
     "wall_seconds",
     "wall_examples_per_second",
@@ -28,11 +28,11 @@ TIMING = (
 
 LABEL_METRICS = ("per_query_auc", "auc", "logloss", "calibration_ratio")
 
-# A prior this many times the rate of clicks, or as many times below it, is named as a cause.
+# A prior that differs from the click rate by more than this factor is named as a cause.
 _PRIOR_FACTOR = 1.5
-# The highest decile is named where it has at least this share of the predicted clicks in excess.
+# The highest decile is named if it has at least this share of the excess of predicted clicks.
 _TOP_SHARE = 0.5
-# Queries that are named among those set aside.
+# Number of set-aside queries that are named.
 _SHOWN = 3
 
 
@@ -45,7 +45,7 @@ class LearningError(InputError):
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """Returns the result of a finished run; publishes the sidecar ``record``. Raises LearningError."""
+    """Returns a finished run's result; publishes the sidecar ``record``. Raises LearningError if it did not learn."""
     result = dict(summary)
     if failure := summary["learning_failure"]:
         raise LearningError(f"{run_dir}: {failure}", result)
@@ -108,7 +108,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 
 
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
-    """Describes the optimizer of dense weights; ``report`` is that of ``DenseOptimizer``."""
+    """Describes the optimizer of dense weights; ``report``: see ``TrainState.optimizer_report``."""
     dense = config.optimizer.dense
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__
@@ -127,7 +127,7 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:
-    """Formats predicted over actual clicks with its interval and its verdict, in a line."""
+    """Formats the ratio of predicted to actual clicks, its interval and a verdict in one line."""
     ratio = _click_ratio(summary)
     text = f"predicted / actual clicks {_ratio_text(*ratio)}: {describe(*ratio)}"
     last = summary["last_window"]
@@ -135,7 +135,7 @@ def calibration_text(summary: Mapping[str, Any]) -> str:
 
 
 def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Returns advice if the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
+    """Returns advice if the interval of predicted over actual clicks lies outside [0.9, 1.1], otherwise None."""
     ratio = _click_ratio(summary)
     if judge(*ratio) != "wrong":
         return None
@@ -161,7 +161,7 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
 def _causes(
     summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
 ) -> list[str]:
-    """Lists possible causes, the likeliest first. ``is_over``: the last window is calibrated again."""
+    """Returns possible causes, the likeliest first. ``is_over``: whether the last window is calibrated again."""
     objective, embeddings = config.objective, config.optimizer.embeddings
     causes = []
     deciles = [row for row in summary["calibration_buckets"] if row["weight"]]

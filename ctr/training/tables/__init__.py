@@ -1,4 +1,4 @@
-"""Embedding tables of a run, wherever their rows lie.
+"""Embedding tables of a run, whole on each worker or divided among workers.
 
 ``plan.py`` lists the rows of a batch, ``rows.py`` divides the tables, ``tables.py`` gathers, updates and replaces rows.
 """

@@ -1,4 +1,4 @@
-"""Plan of a batch: the distinct rows that it needs of a table; computed with NumPy, in the thread that reads ahead.
+"""Plan of a batch: the distinct table rows that it needs; computed with NumPy, in the thread that reads ahead.
 
 A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
 however often it occurs, and its gradient is already summed over the batch.
@@ -20,13 +20,13 @@ from ctr.training.sizes import fit, fit_ids
 class TablePlan:
     """Lookups of a batch of B rows (padded) in one table with S single- and M multivalent features."""
 
-    distinct: np.ndarray  # int32 [U], rows, each once; padded with rows that are not needed, of gradient 0
+    distinct: np.ndarray  # int32 [U], rows, each once; padded with unneeded rows, whose gradient is 0
     single: np.ndarray  # int32 [B, S], positions in ``distinct``
     values: np.ndarray  # int32 [V], positions of the multivalent ids, row by row, feature by feature
     segments: np.ndarray  # int32 [V], non-decreasing, ``row * M + feature``; B * M for padding
     distinct_count: int  # entries of ``distinct`` before the padding
     pending: "PendingIds | None" = None  # until ``assign_rows``
-    capacity: int | None = None  # size that ``distinct`` is padded to, U; None: one of few sizes
+    capacity: int | None = None  # U, the size that ``distinct`` is padded to; None: as ``fit_ids`` says
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class PendingIds:
     """The G distinct growing ids of a batch."""
 
     at: np.ndarray  # int64 [G], their positions in ``TablePlan.distinct``
-    features: np.ndarray  # int16 [G], numbers in ``TableLayout.growing``
+    features: np.ndarray  # int16 [G], indices in ``TableLayout.growing``
     fingerprints: np.ndarray  # int64 [G], none of them 0
     counts: np.ndarray  # int64 [G], how often each occurs
-    admitted: np.ndarray | None  # bool [G], which get a slot because an occurrence was drawn
+    admitted: np.ndarray | None  # bool [G], whether an occurrence was drawn, so that the id gets a slot
 
 
 def plan_table(
@@ -50,8 +50,8 @@ def plan_table(
 
     Args:
         ids: [N, F], the ids of all single-valued features.
-        multivalent: for each multivalent feature its ids [v] row after row and lengths int32 [N].
-        drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
+        multivalent: for each multivalent feature, its ids [v], row after row, and their number per row, int32 [N].
+        drawn: bool [N], rows whose growing ids get a slot at once.
     """
     single, values, segments = distinct_keys(layout, ids, multivalent)
     everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
@@ -70,9 +70,9 @@ def plan_table(
 def distinct_keys(
     layout: TableLayout, ids: np.ndarray, multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the keys of all ids of N rows in a table: of single values [N, S], of multivalent ones [V].
+    """Returns the keys of all ids of N rows in a table: of single-valued features [N, S], and of multivalent ones [V].
 
-    And the segment, ``row * M + feature``, of each of the latter, int32 [V], non-decreasing.
+    The third result is the segment, ``row * M + feature``, of each multivalent id, int32 [V], non-decreasing.
     """
     keys = _keys(layout)
     single_columns = [f.single for f in layout.single if f.single is not None]
@@ -88,7 +88,7 @@ def pending_ids(
     singles: int,
     drawn: np.ndarray | None,
 ) -> PendingIds | None:
-    """Selects the growing ids among U distinct keys, or None if no ids grow; ``positions``: keys of all occurrences.
+    """Selects the growing ids among distinct keys; None if no ids grow. ``positions``: index of each occurrence's key.
 
     ``drawn``: bool [N], rows whose ids get a slot at once.
     """
@@ -110,21 +110,21 @@ def pending_ids(
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
-    """Counts the multivalent ids of a plan for this many rows, without padding."""
+    """Counts the multivalent ids of a plan's first ``rows`` rows, which excludes padding."""
     return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
 
 
 def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
-    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``, or for None to one of few sizes."""
+    """Pads a plan to B ``rows`` (of weight 0), V ``values`` and U ``ids``; None: to a rounded size."""
     # Ids without rows are padded once they have rows.
     distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
     return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
 
 
 def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None) -> TablePlan:
-    """Pads the references to ``distinct`` to B ``rows`` and V ``values``, or for None to one of few sizes."""
+    """Pads the positions in ``distinct`` to B ``rows`` and V ``values``; None: to a rounded size."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = fit(used) if count else 0
@@ -138,14 +138,14 @@ def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int 
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
-    """Assigns ``rows``, int32 [G], of a table of ``table_rows`` to a plan's growing ids; several may share a row."""
+    """Assigns ``rows``, int32 [G], of a table with ``table_rows`` rows to a plan's growing ids; ids may share a row."""
     # Loaded here: commands that need no tables start sooner.
     import pandas as pd
 
     assert plan.pending is not None
     distinct = plan.distinct.astype(np.int32)
     distinct[plan.pending.at] = rows
-    # In the order in which the batch has them, so that nothing depends on which slot an id has.
+    # In the order of the batch, so that nothing depends on which slot an id has.
     positions, unique = pd.factorize(distinct)
     if len(unique) < len(distinct):
         positions = positions.astype(np.int32)
@@ -155,7 +155,7 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
-    """Adds the first row numbers that are not in ``distinct``."""
+    """Pads ``distinct`` with the lowest row numbers that it does not contain."""
     capacity = min(fit_ids(len(distinct)) if capacity is None else capacity, table_rows)
     numbers = np.arange(capacity - len(distinct))
     missing_before = np.sort(distinct) - np.arange(len(distinct))
@@ -164,7 +164,7 @@ def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None
 
 
 class _Keys:
-    """Keys of the ids of all features of a table: the row if it is fixed, else the fingerprint and the salt."""
+    """Computes the keys of ids in a table: the row if it is fixed, otherwise the fingerprint XORed with the salt."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -202,7 +202,7 @@ class _Keys:
     def features(
         self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
     ) -> np.ndarray:
-        """Returns the number in ``TableLayout.growing`` of each different key's feature, or -1: int16 [distinct]."""
+        """Returns the index in ``TableLayout.growing`` of each distinct key's feature, or -1: int16 [distinct]."""
         numbers = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
@@ -227,7 +227,7 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
 
 
 def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``rows``, int32 [N], not negative: sorted, with the positions of all."""
+    """Returns the sorted distinct values of ``rows``, int32 [N], not negative, and each row's index in them."""
     # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
     keys.sort()
@@ -266,7 +266,7 @@ class BatchRows(NamedTuple):
 
     counts: np.ndarray  # int64 [K], rows of each batch
     batch: np.ndarray  # int64 [N], the batch of each row
-    within: np.ndarray  # int64 [N], and its index in that batch
+    within: np.ndarray  # int64 [N], the index of each row in its batch
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> "BatchRows":
@@ -279,13 +279,13 @@ class BatchRows(NamedTuple):
 class BatchPlans:
     """Lookups of each of K batches of B rows (padded) in one table with S single- and M multivalent features."""
 
-    distinct: np.ndarray  # [D], rows of each batch, each once, or keys of ids that have no rows yet
-    counts: np.ndarray  # int64 [K], how many of them each batch has
-    single: np.ndarray  # int32 [K, B, S], positions in ``distinct``, from the batch's first one on
-    values: np.ndarray  # int32 [K, V], such positions of the multivalent ids
+    distinct: np.ndarray  # [D], the distinct rows of each batch in turn, or keys of ids without rows yet
+    counts: np.ndarray  # int64 [K], number of distinct rows of each batch
+    single: np.ndarray  # int32 [K, B, S], positions among the batch's entries of ``distinct``
+    values: np.ndarray  # int32 [K, V], the same for the multivalent ids
     segments: np.ndarray  # int32 [K, V], see ``TablePlan``
-    codes: np.ndarray  # int64 [D], from 0, equal for equal entries of ``distinct`` in different batches
-    pending: PendingIds | None = None  # of all batches, until ``with_rows``
+    codes: np.ndarray  # int64 [D], from 0, equal if and only if entries of ``distinct`` are equal
+    pending: PendingIds | None = None  # growing ids of all batches, until ``with_rows``
 
     def part(self, begin: int, end: int) -> "BatchPlans":
         """Returns the plans of the batches ``begin`` to ``end`` (exclusive)."""
@@ -305,7 +305,7 @@ class BatchPlans:
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sorted distinct rows of all batches, int32 [N]; and the index of ``distinct`` in them, [D]."""
+        """Returns the sorted distinct rows of all batches, int32 [N], and the indices of ``distinct`` in them, [D]."""
         first = first_positions(self.codes)
         rows, positions = np.unique(self.distinct[first], return_inverse=True)
         by_code = np.empty(self.codes.max(initial=-1) + 1, np.int64)
@@ -313,7 +313,7 @@ class BatchPlans:
         return rows.astype(np.int32), by_code[self.codes]
 
     def with_rows(self, rows: np.ndarray) -> "BatchPlans":
-        """Assigns rows, int32 [G], to the growing ids; several may share one."""
+        """Assigns rows, int32 [G], to the growing ids; several ids may share a row."""
         # Loaded here: commands that need no tables start sooner.
         import pandas as pd
 
@@ -326,7 +326,7 @@ class BatchPlans:
         batch = np.repeat(np.arange(len(self.counts)), self.counts)
         positions, first = pd.factorize((batch << 32) | distinct)
         counts = np.bincount(first >> 32, minlength=len(self.counts))
-        # After the last one, padding for a last batch without any.
+        # One more entry, in case the last batch has no distinct rows.
         within = np.append(positions - offsets_of(counts)[batch], 0).astype(np.int32)
         begins = offsets_of(self.counts)[:-1]
         unique = (first & 0xFFFFFFFF).astype(np.int32)
@@ -349,7 +349,7 @@ def plan_batches(
     padded_values: int,
     drawn: np.ndarray | None = None,
 ) -> BatchPlans:
-    """Plans the look-ups of K batches in a table, by distinct rows; see ``plan_table`` for N rows of all of them."""
+    """Plans the look-ups of K batches in a table; arguments as for ``plan_table``, for the N rows of all batches."""
     keys, values, segments = distinct_keys(layout, ids, multivalent)
     features = max(len(layout.multivalent), 1)
     row_of = np.concatenate([np.repeat(np.arange(len(ids)), keys.shape[1]), segments // features])
@@ -375,9 +375,10 @@ def plan_batches(
 def _distinct_of_batches(
     keys: np.ndarray, batch: np.ndarray, in_order: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Finds each batch's distinct keys: positions of all keys [N] among them, and their [D] values, batches and codes.
+    """Returns each key's position [N] among the distinct keys of all batches; and their values, batches, codes [D].
 
-    Batch after batch, each ``in_order`` of occurrence, or sorted. Equal keys have equal codes, from 0.
+    Distinct keys are listed batch after batch, in order of occurrence (``in_order``) or sorted; codes are from 0, equal
+    for equal keys.
     """
     import pandas as pd
 

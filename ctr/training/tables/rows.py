@@ -1,6 +1,6 @@
-"""Rows of embedding tables, wherever they lie: all in this process, or those of large tables dealt to a group.
+"""Placement of the rows of embedding tables: all in this process, or those of large tables dealt to a group.
 
-Tables go by their numbers.
+Tables are referred to by index.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ _PIECE = 65536
 
 
 class Local:
-    """Rows of all tables of a run that trains alone: all of them are here.
+    """Rows of all tables in a single process.
 
     Attributes:
-        groups: for each table the members to which its rows are dealt; of a table that is whole here, ``ALONE``.
-        dealt: for each table whether only a part of it is here.
+        groups: for each table, the workers to which its rows are dealt; ``ALONE`` for a table that is not divided.
+        dealt: for each table, whether its rows are dealt to several workers.
     """
 
     def __init__(self, groups: Sequence[Workers]) -> None:
@@ -36,11 +36,11 @@ class Local:
         return self.groups[table].deal
 
     def signature(self, table: int) -> dict[str, tf.TensorSpec]:
-        """Returns the types that a plan for a table has beside those of a ``TablePlan``."""
+        """Returns the specs of arrays that a plan for a table has in addition to the arrays of a ``TablePlan``."""
         return {"asked": tf.TensorSpec([None, None], tf.int32)} if self.dealt[table] else {}
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Returns the rows for this worker's part of a batch, float32 [., C], and plans that refer to these rows.
+        """Returns the rows for this worker's share of a batch, float32 [., C], and plans that refer to these rows.
 
         ``held``: for each of the first tables, the distinct rows that this worker holds, float32 [Q, C].
         """
@@ -49,19 +49,19 @@ class Local:
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of ``fetch``'s rows over the batch; returns the sums for the rows here.
+        """Sums gradients and curvatures of ``fetch``'s rows over the batch; returns the sums for this worker's rows.
 
         Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or empty.
         """
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        """Returns the table with all ``rows`` in the first member; all must call it. Copies no undivided table."""
+        """Returns the table, on the first worker with all ``rows``; all must call it. Copies only divided tables."""
         return variable
 
 
 class Divided(Local):
-    """The members of a group hold a part of each large table, and all rows of the others."""
+    """Rows of tables on the workers of a group: each holds a part of each large table, and all rows of the others."""
 
     def __init__(self, groups: Sequence[Workers], group: Workers) -> None:
         super().__init__(groups)
@@ -71,7 +71,7 @@ class Divided(Local):
         return [table for table, is_dealt in enumerate(self.dealt[:count]) if is_dealt == dealt]
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
-        """Exchanges the rows of divided tables that members request; this one receives float32 [W * P, C]."""
+        """Exchanges the rows of divided tables that workers request; each receives float32 [W * P, C] per table."""
         needed, views = list(held), list(plans)
         tables = self._tables(len(plans), dealt=True)
         sent = [tf.gather(held[table], plans[table]["asked"]) for table in tables]
@@ -85,7 +85,7 @@ class Divided(Local):
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sends gradients of divided tables to the members that hold the rows, which add them in the order of ranks."""
+        """Sends gradients of divided tables to the workers that hold the rows, which add them in the order of ranks."""
         group = self._group
         packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
         tables, mirrored = (self._tables(len(plans), dealt) for dealt in (True, False))
@@ -120,7 +120,7 @@ class Divided(Local):
 def make_rows(
     layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
 ) -> Local:
-    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
+    """Divides the tables that may reach ``from_bytes`` among the workers of a group."""
     groups = [
         group if is_divided(layout, group.size, most, from_bytes) else ALONE
         for layout, most in zip(layouts, most_rows, strict=True)
@@ -129,8 +129,8 @@ def make_rows(
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Returns whether a table that may get ``most_rows`` is divided over W workers: with ``from_bytes`` or more."""
-    # Each worker has at least one of the rows that are there from the beginning.
+    """Returns whether a table is divided: if ``most_rows`` take ``from_bytes`` or more, and each worker gets a row."""
+    # Each worker must have at least one of the initial rows.
     return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
 
 
@@ -145,7 +145,7 @@ def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
 
 
 def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Unpacks a sum of packed gradients; all members that have the group of a row agree on it."""
+    """Unpacks a sum of packed gradients and curvatures; workers that know the group of a row agree on it."""
     if not has_curvature:
         return packed, ()
     gradient = tf.ensure_shape(packed[:, :columns], [None, columns])

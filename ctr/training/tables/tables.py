@@ -1,12 +1,12 @@
 """Embedding tables of a run, whole or divided (``rows.py``).
 
-Ids that grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
+Growing ids are mapped to rows first (``ctr.training.ids``)::
 
-    before a step    find_rows        the rows of ids that grow
-                     begin_rows       rows that new ids have got begin anew
-    in it            gather           the rows that a batch needs, and what the optimizer keeps of them
-                     add_up           their gradients, summed over the whole batch
-                     update           the optimizer's step
+    before a step    find_rows        returns the rows of growing ids
+                     begin_rows       initializes the rows of new ids
+    in a step        gather           reads the rows that a batch needs, and the optimizer's state for them
+                     rows.add_up      sums their gradients over the whole batch
+                     update           applies the optimizer's step
     between steps    grow, adopt, whole, variables, id_arrays, restore
 """
 
@@ -37,17 +37,17 @@ _FIRST_SLOTS = 1024
 class Gathered(NamedTuple):
     """Rows that a step has read from all tables."""
 
-    plans: Sequence[Plan]  # the batch's plans for the part of each table that is here
-    held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that are here
+    plans: Sequence[Plan]  # the batch's plans, for this worker's part of each table
+    held: list[tf.Tensor]  # float32 [Q, C], the distinct rows of each table that this worker holds
     state: list[Any]  # the optimizer's state of these rows
-    # Float32 [., C], rows for this part of the batch: ``held``, or more where rows lie elsewhere, too.
+    # Float32 [., C], rows for this worker's share of the batch: ``held``, or rows received from all workers.
     rows: list[tf.Tensor]
-    views: list[Plan]  # the plans as they refer to ``rows``
+    views: list[Plan]  # the plans with positions in ``rows``
 
     def row_gradients(
         self, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> list[RowGradient]:
-        """Joins gradients and curvatures of ``held``, by table, with the state that the optimizer's step reads."""
+        """Joins the gradients and curvatures of ``held`` with the rows and the optimizer state that the step reads."""
         parts = zip(self.plans, self.held, self.state, gradients, curvatures, strict=True)
         return [
             RowGradient(plan["distinct"], held, state, gradient, *curvature)
@@ -56,11 +56,11 @@ class Gathered(NamedTuple):
 
 
 class NewRows(NamedTuple):
-    """Rows of a table that were just assigned to new ids."""
+    """Rows of a table that were assigned to new ids and must be initialized."""
 
     table: int
     rows: np.ndarray  # int32 [N]
-    features: np.ndarray  # int16 [N], numbers in ``TableLayout.growing``
+    features: np.ndarray  # int16 [N], indices in ``TableLayout.growing``
     fingerprints: np.ndarray  # int64 [N]
 
 
@@ -68,7 +68,7 @@ _NO_ROWS = np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.int64)
 
 
 class EmbeddingTables:
-    """Tables, maps of growing ids, and the optimizer of all rows, which may lie on all members of a ``group``."""
+    """Tables, maps of growing ids, and the optimizer of all rows, which may be divided among a ``group``."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts = layouts
@@ -81,7 +81,7 @@ class EmbeddingTables:
             create_table(layout, self._init_scale, self._seed, *self.rows.deal(number))
             for number, layout in enumerate(layouts)
         ]
-        self._counts = [layout.rows for layout in layouts]  # rows, wherever they lie
+        self._counts = [layout.rows for layout in layouts]  # rows, over all workers
         self.id_maps = make_id_maps(layouts, config.ids, group)
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.groups)
         names = [layout.name for layout in layouts]
@@ -100,12 +100,12 @@ class EmbeddingTables:
                 self.grow(number, most[number])
 
     def count(self, number: int) -> int:
-        """Returns the current number of rows of a table, wherever they lie."""
+        """Returns the current number of rows of a table, over all workers."""
         return self._counts[number]
 
     @property
     def parameters(self) -> int:
-        """Returns the number of parameters, without rows that no id has had yet."""
+        """Returns the number of parameters, without rows that were never assigned to an id."""
         return sum(
             layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
             for number, layout in enumerate(self.layouts)
@@ -116,10 +116,10 @@ class EmbeddingTables:
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
     ) -> tuple[dict[int, np.ndarray], list[NewRows]]:
-        """Returns the rows of a batch's growing ids: by table, int32 [G], for ``TablePlan.pending``.
+        """Returns the rows of a batch's growing ids: by table index, int32 [G], for ``TablePlan.pending``.
 
-        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returns newly assigned rows,
-        for a call of ``begin_rows`` before the batch is learned from.
+        With ``learning``, which a batch needs once, ids are counted, admitted and evicted. Also returns the newly
+        assigned rows, for ``begin_rows``, which must be called before the batch is learned from.
         """
         pending = {
             number: plan.pending
@@ -140,9 +140,9 @@ class EmbeddingTables:
     def assign_batches(
         self, plans: Sequence[BatchPlans], times_us: Sequence[int]
     ) -> tuple[list[BatchPlans], list[NewRows]]:
-        """Assigns rows to the ids of several batches, as ``find_rows`` and learning would do batch by batch.
+        """Assigns rows to the ids of several batches, with the same result as ``find_rows`` batch by batch.
 
-        Tables whose ids may wait for admission or be evicted are left to ``learn_batch``.
+        Plans of tables whose ids may wait for admission or be evicted stay pending, for ``learn_batch``.
         """
         assigned, begun = list(plans), []
         for number, plan in enumerate(plans):
@@ -160,7 +160,7 @@ class EmbeddingTables:
     def learn_batch(
         self, number: int, ids: PendingIds, time_us: int, slots: np.ndarray | None = None
     ) -> tuple[np.ndarray, NewRows]:
-        """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
+        """Returns the rows of a batch's ids in one table, int32 [G], and the newly assigned ones; see ``find_rows``."""
         of_ids = ids.features, ids.fingerprints, ids.counts
         learned = self.id_maps[number].learn(*of_ids, time_us, ids.admitted, slots)
         return learned.rows, _new_rows(number, ids, learned)
@@ -184,7 +184,7 @@ class EmbeddingTables:
             self._set_first_values(rows, values)
 
     def adopt(self, number: int, feature: int, occupants: Occupants) -> np.ndarray:
-        """Assigns slots to ids of another run, with new rows: int32 [N]; -1 for ids without room."""
+        """Assigns initialized rows to the ids of another run; returns them, int32 [N], -1 for ids without room."""
         features = np.full(len(occupants.rows), feature, np.int16)
         rows = self.id_maps[number].adopt(features, occupants)
         fits = rows >= 0
@@ -206,7 +206,7 @@ class EmbeddingTables:
     # In a step.
 
     def signature(self, count: int) -> list[dict[str, tf.TensorSpec]]:
-        """Returns the types of the plans of the first ``count`` tables."""
+        """Returns the tensor specs of the plans of the first ``count`` tables."""
         indices = tf.TensorSpec([None], tf.int32)
         return [
             {
@@ -220,9 +220,9 @@ class EmbeddingTables:
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
-        """Reads a batch's distinct rows, wherever they lie, and when learning the optimizer's state for them.
+        """Reads a batch's distinct rows from all workers, and if ``learning`` the optimizer's state for them.
 
-        If there are plans for the first tables alone, no other one is read or changed.
+        If there are plans for the first tables only, no other table is read or changed.
         """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
@@ -249,13 +249,13 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps."""
+        """Returns the arrays of the id maps, by their names in checkpoints."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
 
     def lengths(self) -> dict[str, int]:
-        """Returns the whole length of each array whose entries may be dealt."""
+        """Returns the total length, over all workers, of each array whose entries may be dealt."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
@@ -266,7 +266,7 @@ class EmbeddingTables:
         return rows | named_arrays(self.layouts, maps)
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part]) -> None:
-        """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
+        """Restores the id maps and the numbers of rows, after ``variables`` were set; see ``TrainState.restore``."""
         for number, id_map in self.id_maps.items():
             part = parts.get(f"rows/{self.layouts[number].name}")
             self._counts[number] = row_count(self.weights[number]) if part is None else part.total
@@ -274,7 +274,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """Returns the tables with all rows in the first member; all have to call it. A whole one is not copied."""
+        """Returns the tables, on the first worker with all rows; all must call it. Undivided tables are not copied."""
         return [
             self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
         ]

@@ -1,4 +1,4 @@
-"""Warm starts: a new configuration that begins with the weights of an earlier run.
+"""Warm starts: runs of a new configuration that start from the weights of an earlier run.
 
 Begin with ``start.py``; ``weights.py`` selects the reused state.
 """

@@ -1,8 +1,7 @@
-"""Warm start: begins a run of a new configuration with another run's weights and position in the log.
+"""Warm start: starts a run of a new configuration from another run's weights and position in the log.
 
 The run directory is created under a temporary name, with a first checkpoint and ``init_from.json``, and renamed at the
-end. So it is never there in part, and from then on it is resumed like any other run, without the
-other run.
+end. So it is never incomplete, and is resumed like any other run, without the other run.
 """
 
 import copy
@@ -49,15 +48,15 @@ _PARTS = {
     "schedule": "schedules",
 }
 _OTHER_ODDS = 3
-"""Odds of a positive that rise or fall by this factor are taken as a sign of another label."""
+"""A change of the odds of a positive by more than this factor suggests another label."""
 _WORDS = {"taken": "taken", "fresh": "fresh", "left": "left behind"}
 
 
 class InitFrom(NamedTuple):
-    """The run to begin from, which is only read and may be training."""
+    """The run to start from, which is only read and may be in training."""
 
     run_dir: Path | str
-    # Called with what was taken, as text, when the new run begins.
+    # Called with a table of the parts taken, as text, when the new run starts.
     report: Callable[[str], object] = lambda text: None
 
 
@@ -76,9 +75,9 @@ def warm_start(
     waits: bool = False,
     workers: int = 1,
 ) -> None:
-    """Makes ``run_dir`` a run directory that begins at another run's position, unless that was done before.
+    """Creates ``run_dir`` as a run that starts from another run's weights and position, unless it exists already.
 
-    Raises InputError: ``run_dir`` has a different run, or ``source`` has no sound checkpoint.
+    Raises InputError if ``run_dir`` has a different run, or ``source`` has no sound checkpoint.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
@@ -137,12 +136,12 @@ def _mismatch(run_dir: Path, error: Exception) -> InputError:
 def _make(
     folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes all files of the new run; returns the content of init_from.json."""
+    """Writes the initial files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
     adopt_config(folder, config)
     adopt_schema(folder, schema)
     adopt_environment(folder, environment)
-    # Fresh parts begin as in a fresh run.
+    # Parts that are not taken start as in a new run.
     state = fresh_state(config, schema, inputs.families)
     side = Side(config, schema)
     try:
@@ -183,7 +182,7 @@ def _make(
 
 
 def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -> str:
-    """Returns a warning if the rows to come have another share of positives than earlier rows, else ""."""
+    """Returns a warning if the new rows' share of positives differs clearly from the earlier rows', otherwise ""."""
     intervals = next(seen["intervals"] for seen in state["consumed"] if not seen["log"])
     try:
         before = _positives(read_manifests(Path(state["log"]))[:intervals])
@@ -210,7 +209,7 @@ def _positives(manifests: Sequence[Manifest]) -> tuple[int, int]:
 
 
 def table_text(content: Mapping[str, Any]) -> str:
-    """Formats init_from.json in lines; parts with the same outcome and reason share a line."""
+    """Formats the content of init_from.json as lines; parts with the same outcome and reason share a line."""
     begins = content["begins_at"]["log"]
     lines = [
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
@@ -228,17 +227,17 @@ _LAST_ID = int(np.iinfo(np.int64).max)
 
 
 def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> Position:
-    """Returns the position of a new run, with all counts at 0.
+    """Returns the position at which a new run starts, with all counts at 0.
 
-    The new run does not score again rows that the old one has scored, unless the old one had a label delay, and the new
-    one learns the pending rows without one. ``waits``: the log may have no new rows yet. Raises InputError: a log ends
-    before the position. ``old`` must have learned from some row.
+    Rows that the old run scored are not scored again, except the rows that it scored but did not learn from because of
+    a label delay, if the new run has none. ``waits``: the log may have no new rows yet. Raises InputError if a log ends
+    before the position. ``old`` must have learned from at least one row.
     """
     log, learned_until = inputs.log, old.learned_until
     assert learned_until is not None
     position = Position(learned_until=learned_until)
     position.learned = _rows_reached(log, inputs.schema, learned_until, source, "")
-    # Rows before the last learned one are never read later.
+    # Rows before the last learned row are never read again.
     before = [learned_until[0] - 1, _LAST_ID]
     for name, other in inputs.row_logs.items():
         until = old.of(name).until
@@ -257,7 +256,7 @@ def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> 
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
-    """Counts the rows of a log up to a query; ``until`` has its time and id."""
+    """Counts the rows of a log up to the query ``until``, (time, id). Raises InputError if the log ends before it."""
     if log.end <= until[0]:
         which = f"constraint log {name}" if name else "log"
         raise InputError(

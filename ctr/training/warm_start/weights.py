@@ -1,11 +1,11 @@
-"""Selects the state of an earlier run that a new one begins with: by feature, and by name and equal shape.
+"""Selects the state of an earlier run that a new run starts with: by feature, and by name and equal shape.
 
 ==================  ==================================================================================================
-rows of tables      of each feature that both runs define alike, in any table; with their optimizer's state
+rows of tables      for each feature that both runs define alike, in any table; with their optimizer's state
                     under the same rule
 dense weights       by name and shape, if the network reads the same embeddings in the same order
-dense optimizer     if all dense weights were taken and its options are the same but for rate and schedule
-all else            by name and shape, if it is defined alike
+dense optimizer     if all dense weights were taken and its options are the same except rate and schedule
+everything else     by name and shape, if it is defined alike
 ==================  ==================================================================================================
 """
 
@@ -31,17 +31,17 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Line(NamedTuple):
-    """Outcome of a part of the model."""
+    """Outcome of the warm start for one part of the model."""
 
     part: str  # ``feature``, ``weight``, ``optimizer``, ``slices``, ``ramp`` or ``schedule``
     name: str
-    status: Literal["taken", "fresh", "left"]  # ``left``: the old run has it and the new one has not
-    why: str  # why it begins fresh, or where it goes on; else empty
+    status: Literal["taken", "fresh", "left"]  # ``left``: only the old run has the part
+    why: str  # why it starts fresh, or where it continues; otherwise empty
 
 
 @dataclass(frozen=True)
 class Side:
-    """Configuration and features of a run's arrays."""
+    """Configuration and features of the old or the new run."""
 
     config: TrainConfig
     schema: Schema
@@ -51,7 +51,7 @@ class Side:
         return self.config.table_layouts(self.schema)
 
     def features(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
-        """Returns, for each feature with ids, its table, its first row there, and its layout."""
+        """Returns, for each feature with ids, the layout of its table, its first row there, and its own layout."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
@@ -59,7 +59,7 @@ class Side:
         }
 
     def meaning(self, feature: FeatureRows) -> dict[str, Any]:
-        """Returns the definitions of the log's features whose ids a feature has; empty if one is missing."""
+        """Returns the definitions of the log's features that a feature's ids come from; empty if one is missing."""
         meanings = feature_meanings(self.schema)
         definitions = [meanings.get(name) for name in feature.of or (feature.name,)]
         if any(definition is None for definition in definitions):
@@ -67,7 +67,7 @@ class Side:
         return definitions[0] or {} if len(definitions) == 1 else {"of": definitions}
 
     def network_inputs(self) -> dict[str, Any]:
-        """Returns the settings that determine the meaning of dense weights, beside their names and shapes."""
+        """Returns the settings that, besides names and shapes, determine the meaning of dense weights."""
         model, layouts = self.config.model, self.config.model.table_layouts(self.schema, 1)
         return {
             "embeddings": tower_columns(layouts, model.factorized is not None),
@@ -79,10 +79,10 @@ class Side:
 def take_state(
     state: TrainState, old_arrays: Arrays, new: Side, old: Side
 ) -> tuple[dict[str, np.ndarray], list[Line]]:
-    """Returns the initial arrays of the new run, and a line for each part of them.
+    """Returns the initial arrays of the new run, and a line for each part.
 
-    ``state`` is the fresh one, whose maps get the ids of the old run. Raises KeyError or ValueError: ``old_arrays`` are
-    not of ``old``.
+    ``state`` is the new run's fresh state; its id maps get the old run's ids. Raises KeyError or ValueError if
+    ``old_arrays`` do not fit ``old``.
     """
     slots = _take_ids(state, new, old, old_arrays)
     arrays = {name: np.array(array) for name, array in state.arrays().items()}
@@ -101,7 +101,7 @@ def _take_ids(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Assigns slots in the new run's maps to the ids of shared features, with their usage statistics.
 
-    Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
+    Returns, by feature, the rows of these ids in the new table and in the old one, int32 [N] each.
     """
     old_ids = {}
     for number, id_map in restored_maps(old.layouts, old.config.ids, old_arrays).items():
@@ -126,7 +126,7 @@ def _take_rows(
     old: Side,
     slots: Mapping[str, tuple[np.ndarray, np.ndarray]],
 ) -> list[Line]:
-    """Copies the rows of the features that both runs define alike."""
+    """Copies the table rows of features that both runs define alike, with their optimizer state under the same rule."""
     features, old_features = new.features(), old.features()
     # The sum over a batch and its mean are gradients of different scales, and each rule has different state.
     rules, old_rules = (side.config.optimizer.embeddings for side in (new, old))
@@ -149,7 +149,7 @@ def _take_rows(
             lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
         if why:
             continue
-        # Where ids grow: a missing value and, if there are as many, the rows that ids without a slot share.
+        # If ids grow, these are the row of a missing value and, if their number is equal, the shared rows.
         count = feature.buckets if feature.buckets == old_feature.buckets else 1
         pairs: list[tuple[Any, Any]] = [(slice(begin, begin + count), slice(old_begin, old_begin + count))]
         pairs += [slots[name]] if name in slots else []
@@ -166,7 +166,7 @@ def _take_rows(
 
 
 def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Line]:
-    """Copies the statistics of numbers that both runs read alike."""
+    """Copies the statistics of numeric features that both runs define alike."""
     before = {numbers.name: numbers for numbers in all_numbers(old.layouts)}
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     lines = []
@@ -185,7 +185,7 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
 def _take_dense(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
 ) -> list[Line]:
-    """Copies dense weights by name and shape, and the optimizer's state if it covers the same weights."""
+    """Copies dense weights by name and shape, and the optimizer's state if all weights were taken."""
     names, old_names = (
         [*dense_shapes(side.config.model, side.config.objective, side.layouts)] for side in (new, old)
     )
@@ -216,7 +216,7 @@ def _take_dense(
     if not whys:
         names = optimizer_names
         if new.config.preconditions != old.config.preconditions:
-            # One run's batches are too small for statistics and roots: both only have the graft's state.
+            # One run's batches are too small for statistics and roots: only the graft's state is common.
             shapes = {name: array.shape for name, array in old_arrays.items()}
             names = [name for name in names if shapes.get(name) == arrays[name].shape]
         for name in names:
@@ -225,7 +225,7 @@ def _take_dense(
 
 
 def take_combination(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
-    """Copies the experts' combination weights and biases, with the information that fitted them."""
+    """Copies the experts' biases and combination weights, with the state of their Newton steps, by name and shape."""
     for name, array in arrays.items():
         is_fitted = name.startswith(("experts/", "newton/")) and name in old_arrays
         if is_fitted and old_arrays[name].shape == array.shape:
@@ -268,10 +268,10 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
 def take_ramps(
     new: Side, old: Side, trained: int, before: Mapping[str, int], lines: list[Line]
 ) -> tuple[list[Line], dict[str, int]]:
-    """Continues the ramps and schedules that both runs have, unless their weights or terms begin fresh.
+    """Continues the ramps and schedules that both runs have, unless their weights or terms start fresh.
 
-    ``trained``: examples that the old run trained on; ``before``: those before it, by ramp. Returns lines, and the
-    number of examples so far of each ramp that continues.
+    ``trained``: number of examples that the old run trained on; ``before``: by ramp, the number trained on before it.
+    Returns lines, and the number of examples so far for each ramp or schedule that continues.
     """
     taken = {line.part for line in lines if line.status == "taken"}
     kernels = [line.name for line in lines if (line.part, line.status) == ("weight", "taken")]
