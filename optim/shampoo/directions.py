@@ -145,7 +145,7 @@ class Eigenbases:
         ]
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
-        """Adapts the state to new roots of the present tensors, which come into use next."""
+        """Moves the state of the present tensors to new eigenbases ``roots``, which come into use next."""
         layout, before = self.blocks.local, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             turns = changes_of_bases(

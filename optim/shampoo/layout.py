@@ -59,12 +59,12 @@ class ShampooLayout:
 
     @property
     def matrix_tensors(self) -> np.ndarray:
-        """Index of each matrix's tensor, int32."""
+        """Returns the index of each matrix's tensor, int32 [M]."""
         return np.array([index for factor in self.factors for index in factor.tensors], np.int32)
 
     @property
     def products(self) -> np.ndarray:
-        """Returns the operations of the products of a tensor's blocks with one matrix per side, int64 [tensors]."""
+        """Returns the operations of multiplying each tensor's blocks by one matrix per side, int64 [tensors]."""
         total = np.zeros(len(self.tensors), np.int64)
         for stack in self.stacks:
             for index in stack.tensors:
@@ -78,7 +78,7 @@ def lay_out(
     """Returns the layout for tensors of these shapes, of which ``tables`` are trained by rows.
 
     Raises:
-        ValueError: a table is no matrix.
+        ValueError: a table is not a matrix.
     """
     tensors = []
     for index, shape in enumerate(shapes):
