@@ -158,7 +158,7 @@ def raw_events(folder: Path, examples: int) -> tuple[int, float]:
 
 
 def peak_megabytes(impressions: int) -> float:
-    """Returns the peak memory, in MiB, of a separate process that ingests so many impressions."""
+    """Returns the peak memory, in MiB, of a separate process that ingests ``impressions`` impressions."""
     with tempfile.TemporaryDirectory() as folder:
         run_python(["-c", f"from bench_events import *; make_events(Path({folder!r}), {impressions})"])
         joined = f"from bench_events import *; ingest_events(mapping(), [Path({folder!r})], Path({folder!r}) / 'log')"

@@ -151,7 +151,7 @@ def reference_batches(size: Size = REFERENCE, slate: int = SLATE) -> list[Batch]
 
 
 def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
-    """Returns the reference schema and batches with another, multivalued feature of ``last`` values in each row."""
+    """Returns the reference schema and batches with another, multivalent feature of ``last`` values in each row."""
     schema, random = reference_schema(size), np.random.default_rng(2)
     recent = Category(
         name="recent",

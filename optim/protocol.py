@@ -63,7 +63,7 @@ class OptionalMembers:
         """Exchanges roots with the host if due; called after each step that XLA compiles."""
 
     def parts(self) -> Mapping[str, Part]:
-        """Returns the parts of divided variables that this worker holds, by name; other variables are whole on each."""
+        """Returns the parts that this worker holds of divided variables, by name; others are whole on every worker."""
         return {}
 
     def report(self) -> dict[str, float | int]:

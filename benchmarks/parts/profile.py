@@ -106,7 +106,7 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def trace_steps(model: Model) -> dict[str, Any]:
-    """Traces one turn; returns its times per step, in milliseconds, in all and by part."""
+    """Traces one turn; returns its times per step, in milliseconds, in total and by part."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         traced = model.turn()["ms"]

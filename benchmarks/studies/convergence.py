@@ -248,7 +248,7 @@ class Simulated:
         )
 
     def logistic_regression(self, batch: int) -> Record:
-        """Returns the record of a logistic regression on the long log, whose excess main effects cannot remove."""
+        """Returns the record of a logistic regression on the long log: its excess is what main effects alone leave."""
         linear = {"experts": ["linear"], "prior": self.plan.model["prior"]}
         values = START._replace(rate=OPTIMIZERS["adagrad"].start).values
         plan = replace(self.plan, model=linear)

@@ -63,7 +63,7 @@ def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> str:
 
 
 def judge_calibration(ours: Sequence[Result]) -> str:
-    """Returns ``yes`` if predicted over actual clicks are within ``TOLERANCE`` of 1, or judges by their interval."""
+    """Judges predicted over actual clicks: ``yes`` within ``TOLERANCE`` of 1, ``within interval``, ``NO``, or ``-``."""
     ratio = ours[0].record["calibration_ratio"] if ours else None
     if ratio is None:
         return "-"

@@ -44,7 +44,7 @@ def exponent(speeds: Speeds) -> float | None:
 
 
 def pass_speed(rows: int, workers: int, threads: int) -> float:
-    """Returns the examples per second of a pass over a log of ``rows`` rows, the median over all but two windows."""
+    """Returns the examples per second of a pass over ``rows`` rows, the median over all windows but the first two."""
     changes = {"metrics": {"window_examples": max(rows // 16, REFERENCE.batch)}, "record_predictions": True}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

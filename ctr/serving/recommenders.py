@@ -78,7 +78,7 @@ class RecommendersModel(tfrs.Model):
         bias: bias of the output.
 
     Raises:
-        InputError: the model is not one network of crosses or deep layers with rows and mean pooling alone.
+        InputError: a factorized model, an ensemble, linear weights alone, a plug-in, attention, or numbers as values.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -124,7 +124,7 @@ class RecommendersModel(tfrs.Model):
 
     @classmethod
     def from_run(cls, run: Path | str, checkpoint: int | None = None) -> Self:
-        """Creates the model of a run's checkpoint, by default its newest. Raises InputError also if there is none."""
+        """Creates the model of a run's checkpoint, by default the newest. Raises InputError also if there is none."""
         return cls(read_snapshot(Path(run), checkpoint))
 
     def _carry_over(self) -> None:

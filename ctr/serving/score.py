@@ -93,8 +93,7 @@ def score_log(
 ) -> ScoreResult:
     """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads.
 
-    A log without labels yields neither labels nor weights. Raises InputError: the log has other features, no partition
-    in ``time_range``, or damage, or ``out`` cannot be written.
+    A log without labels yields neither labels nor weights. Raises InputError for other features, no row, or damage.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)
@@ -136,7 +135,7 @@ def score_log(
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
-    """Computes the logits, float32 [N], of valid rows of a log with the model's features, whole queries of them."""
+    """Computes the logits, float32 [N], of valid rows of a log with the model's features; queries must be whole."""
     rows = add_query_size(rows, scorer.schema)
     begins = range(0, len(rows), _BATCH_ROWS)
     batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)

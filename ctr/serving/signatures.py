@@ -212,7 +212,7 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Returns the names of the columns with the ids of N rows: ``ids``, ``id_type`` [N, F], for single-valued features.
+    """Returns the names of the columns with N rows' ids, of ``id_type``: ``ids``, [N, F], for single-valued features.
 
     Each multivalent feature has ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """

@@ -1,4 +1,4 @@
-"""Simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
+"""Simulated traffic as raw events: impressions and, separately, clicks; late, out of order, some of them twice.
 
 ::
 
@@ -129,7 +129,7 @@ def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[i
 
 
 def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
-    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, so a cut log agrees."""
+    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, nor on where the log is cut."""
     return random_stream(*numbers).random((rows, each))
 
 

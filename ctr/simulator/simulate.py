@@ -69,7 +69,7 @@ class Counts:
 
 @dataclass
 class Simulation:
-    """A simulation's world and output: ``folders`` has the log's, then those of logs with randomized queries alone."""
+    """A simulation's world and output; ``folders`` are of the log and, if written, the log of randomized queries."""
 
     config: WorldConfig
     world: World

@@ -1,4 +1,4 @@
-"""Options of Shampoo for the algorithms of papers: ``Shampoo(0.02, **vars(presets.FF))``."""
+"""Presets of Shampoo's options for published algorithms: ``Shampoo(0.02, **vars(presets.FF))``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Newton's steps for the bias of a logistic model whose base rate may drift, quickly, slowly or not at all.
+"""Online Newton steps for the bias of a logistic model whose base rate may drift, quickly, slowly or not at all.
 
 Several biases learn side by side, each assuming that the true one moves by a random walk whose variance grows by v
 while the log grows by a factor of e (``WALKS``). For each, with the sums G of the batch's gradient and H of its
@@ -25,7 +25,7 @@ FORGETTING = 0.5  # k, for the information and the losses
 
 
 class OnlineBias:
-    """Newton's steps for a bias, a float32 scalar, with the methods of ``OnlineNewton``."""
+    """Online Newton steps for a bias, a float32 scalar, with the methods of ``OnlineNewton``."""
 
     def __init__(self, name: str, bias: tf.Variable) -> None:
         self.name, self.bias = name, bias

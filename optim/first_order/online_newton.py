@@ -1,4 +1,4 @@
-"""Newton's steps for a few weights with a logistic loss: offsets, gates.
+"""Online Newton steps for a few weights under the logistic loss, such as offsets and gates.
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
@@ -42,7 +42,7 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` is k."""
+    """Online Newton steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` is k."""
 
     def __init__(
         self,

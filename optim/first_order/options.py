@@ -94,7 +94,7 @@ _AnyKind = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB
 
 
 def _with_kind(graft: Any) -> Any:
-    """Reads a kind alone; a mapping without a kind is AdaGrad's."""
+    """Converts a kind to a mapping, and adds the kind ``adagrad`` to a mapping without one."""
     if isinstance(graft, _AnyKind):
         return graft
     options = {"kind": "adagrad", **(graft if isinstance(graft, Mapping) else {"kind": graft})}

@@ -247,7 +247,7 @@ class ShampooArguments:
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
         RuntimeError: XLA compiles the step of several replicas.
 
     Example:
@@ -289,7 +289,7 @@ class SoapArguments:
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
         RuntimeError: XLA compiles the step of several replicas.
     """
 
@@ -319,7 +319,7 @@ class AdafactorArguments:
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
 
     title, option_type = "Adafactor", AdafactorOptions

@@ -80,7 +80,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
     def call_recorded(
         layer: Any, call: Callable[..., Any], entering: Any, *arguments: Any, **options: Any
     ) -> Any:
-        """Computes a layer's outputs by its product, if it has one; a module adds its outputs to ``values``."""
+        """Computes a layer's outputs, by its recorded product if it has one; appends each module's to ``values``."""
         product, activation = _product(layer, entering, in_training)
         if product is None:
             values.append(call(entering, *arguments, **options))

@@ -1,4 +1,4 @@
-"""Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
+"""Newton steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
 
 Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
 so that its posterior has the precision P = T_f + S and the variance V = 1 / P. For a batch, an assumed drift of the
@@ -140,7 +140,7 @@ def _linear_part(rows: RowGradient, rates: tf.Tensor, copy: int, copies: int) ->
 
 
 class RowNewton(RowAdaGrad):
-    """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
+    """Newton steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
     The information S replaces AdaGrad's sum of squares of a linear weight, in the last column of each of
     the ``copies`` in a row. The learning rates of linear weights multiply G. ``features`` has the number of

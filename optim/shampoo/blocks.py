@@ -30,7 +30,7 @@ Block: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
+    """Preconditioning of a tensor; ``merged`` is its shape without dimensions of 1 and with small ones merged.
 
     ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
     ``parts`` has the sizes of the parts along each dimension of ``merged``.
@@ -206,6 +206,6 @@ def multiply_axes(
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
     """Multiplies blocks [N, *block] by symmetric roots [N, d, d] along each of ``axes``, as in L^(-e) G R^(-e)."""
     for axis, root in zip(axes, roots, strict=True):
-        # Of a symmetric matrix the form that needs no transposition.
+        # A root is symmetric, so that the form without a transposition can be used.
         blocks = multiply(blocks, axis, root, transposed=axis == len(blocks.shape) - 2)
     return blocks

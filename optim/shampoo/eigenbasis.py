@@ -6,8 +6,8 @@ D' but the second moments there (PSO App. C, the last two displays)::
     V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
     P = U ((U^T G V) / V^(1/2)) V^T
 
-which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the
-host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
+which is AdaGrad or Adam in rotated coordinates. The bases are eigenvectors of the statistics L and R; they come from
+the host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
 it.
 
 An average of gradients (beta1) is stored as U^T M V and rotated when the bases change, unless a grafted step needs M

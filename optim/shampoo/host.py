@@ -1,4 +1,4 @@
-"""Roots, or eigenbases, on the host's processors, in float64, while the device continues (FF fig. 3, PSO 4, alg. II).
+"""Computes roots, or eigenbases, on the host in float64 while the device continues (FF fig. 3, PSO 4, alg. II).
 
 ``send`` hands the statistics that need a new root to threads, largest first; ``collect`` brings the roots
 into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never

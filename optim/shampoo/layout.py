@@ -34,13 +34,13 @@ class Factor:
 
     @property
     def matrices(self) -> slice:
-        """Returns the indices of its matrices among all factors' matrices."""
+        """Returns the slice of this factor's matrices among all factors' matrices."""
         return slice(self.offset, self.offset + self.count)
 
 
 @dataclass(frozen=True)
 class ShampooLayout:
-    """Preconditioning of tensors, decided by shapes and options alone; ``tables`` learn by rows.
+    """Preconditioning of tensors, determined by shapes and options alone; ``tables`` are trained by rows.
 
     ``stack_factors`` are for each stack the indices of its factors, one for each preconditioned axis;
     ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the index in it.

@@ -42,7 +42,7 @@ Tensors = dict[int, tf.Tensor]
 
 
 class Tables:
-    """Tables that learn by the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
+    """Trains tables on the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
 
     Attributes:
         accumulators: AdaGrad's sums of squares by the index of the table, [R, C], or of each row, [R, 1].
@@ -84,7 +84,7 @@ class Tables:
 
 
 class ShampooCore(GradientSteps):
-    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
+    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them is float64.
 
     The members of a ``group`` divide the blocks among them. With ``starts_late``, steps of the
     first-order optimizer alone (``graft``) precede its own, and are counted separately.

@@ -52,7 +52,7 @@ ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of step.
+    """A kind of training step to compile.
 
     Attributes:
         changes: changes to the configuration of the reference model.

@@ -59,7 +59,7 @@ def spec_bytes(spec: Spec) -> int:
 
 
 def lower(step: CompiledStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
-    """Lowers the training step for feeds of the size of ``feed``. Raises ValueError if it does not update in place."""
+    """Lowers the training step for feeds of ``feed``'s size. Raises ValueError if state is not updated in place."""
     function, arguments = step.learning(feed, ramps, rates)
     values = argument_values(arguments)
     variables = step.state.variables()
