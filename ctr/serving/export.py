@@ -73,10 +73,8 @@ def export_from_run(snapshot: Snapshot) -> None:
 def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
     """Writes a model to a temporary folder, flushes it to disk, and renames it to its final path.
 
-    Deletes all but the newest ``keep`` versions.
-
-    Raises InputError if the version exists with another model, if the newest version belongs to another
-    run, or, without ``wait``, if another process is publishing.
+    Deletes all but the newest ``keep`` versions. Raises InputError if the version exists with another model, if the
+    newest version belongs to another run, or, without ``wait``, if another process is publishing.
     """
     check_models_folder(out)
     make_folder(out)

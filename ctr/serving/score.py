@@ -93,7 +93,8 @@ def score_log(
 ) -> ScoreResult:
     """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads.
 
-    A log without labels yields neither labels nor weights. Raises InputError for other features, no row, or damage.
+    A log without labels yields neither labels nor weights. Raises InputError if its features are not the model's, no
+    partition is in ``time_range``, or a file is damaged or cannot be written.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)

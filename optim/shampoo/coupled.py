@@ -19,7 +19,7 @@ import tensorflow as tf
 MAX_ITERATIONS = 100
 # PSO App. E stops the power iteration by the change of the eigenvalue; the residual is the vector's.
 POWER_TOLERANCE = 1e-13
-# Limit on the steps to lambda_max for the damping: too small by log(n) / 8000 at worst, if eigenvalues lie that close.
+# Limit on power iterations to the lambda_max of a damping, which is then too small by log(n) / 8000 at worst.
 MOST_STEPS = 4000
 _PRODUCTS = 8
 # |M - I| below which convergence is quadratic, so that an iteration that gains nothing has met rounding.

@@ -8,7 +8,7 @@ GIGABYTE = 10**9
 MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
 """Bytes of memory of a chip."""
 MAX_TEMPORARY = {"v5e": 0.5 * GIGABYTE, "v6e": 3 * GIGABYTE}
-"""Bytes besides arguments and results: for v6e the compiler copies whole tables to another layout in every step."""
+"""Bytes besides arguments and results; for v6e the compiler copies tables to another layout and back in each step."""
 LIST_TEMPORARY = 0.01 * GIGABYTE
 """Additional bytes for each value of lists: for 4,096 rows, an array has 2 MB, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
