@@ -23,7 +23,7 @@ from ctr.optim.variables import Variables, create_variable
 
 @option_dataclass()
 class KfacOptions:
-    """All options except the learning rate.
+    """Options of K-FAC except the learning rate.
 
     Attributes:
         damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim

@@ -120,7 +120,7 @@ class Limits:
 
 @option_dataclass()
 class ShampooOptions:
-    """All options except the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
+    """Options of Shampoo except the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
 
         >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
         False
