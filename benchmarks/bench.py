@@ -1,10 +1,10 @@
-"""How fast it is, beside what people use and beside what the machine could do. `make bench` runs it whole.
+"""Measures the speed of training beside other frameworks and the limits of the machine. `make bench` runs all parts.
 
     python benchmarks/bench.py [--only step limit] [--rounds 6] [--json runs/bench.json] [--quick] [--no-compile]
 
 Arms of a comparison take turns after a first turn of each; a ratio is the geometric mean of the ratios within a round,
-with its 95% interval. At the end a table says which targets are met. docs/evidence/speed.md says what
-each number means.
+with its 95% interval. At the end a table shows which targets are met. docs/evidence/speed.md explains
+each number.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ ALL_LOSSES = "ranking, distillation, constraints"
 
 
 def shampoo(setting: Setting) -> dict[str, Any]:
-    """By the size of the batch. Rounds are long: a whole interval of roots each."""
+    """Returns Shampoo's cost over AdaGrad by batch size. Each round lasts a whole interval between root exchanges."""
     rounds = max(2, setting.rounds // 3)
     size = replace(setting.size, feeds=2) if setting.quick else setting.size
     return {
@@ -37,7 +37,7 @@ def shampoo(setting: Setting) -> dict[str, Any]:
 
 
 def objective(setting: Setting) -> dict[str, Any]:
-    """Returns what ranking, distillation and bias constraints add together, on a simulated log."""
+    """Returns the step's times on a simulated log without and with ranking, distillation and bias constraints."""
     with tempfile.TemporaryDirectory() as folder:
         simulated = bench_objective.make_log(
             Path(folder) / "log", (bench_objective.FEEDS + 1) * setting.size.batch
@@ -65,14 +65,14 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A promise.
+    """A target that a measured number must meet.
 
     Attributes:
-        what: it is about.
-        path: names on the way to its number in the results, parted by ``/``; the first is the part's.
-        limit: the number is at least this, or with ``below`` at most.
-        unit: as a format of the number.
-        minus: what is taken from it: 1 of a ratio of which only the overhead counts.
+        what: description of the number.
+        path: keys of the number in the nested results, joined by ``/``; the first is the name of the part.
+        limit: minimum of the number, or with ``below`` its maximum.
+        unit: format string of the number.
+        minus: subtracted from the number: 1 for a ratio of which only the overhead counts.
     """
 
     what: str
@@ -91,7 +91,7 @@ class Target:
 
 CPU = Path("/proc/cpuinfo")
 AMX = CPU.exists() and "amx_bf16" in CPU.read_text()
-"""Whether this processor has units for matrix products."""
+"""Whether this processor has AMX units for bfloat16 matrix products."""
 TARGETS = (
     Target(
         "step, over the fastest of Keras and PyTorch in bfloat16",
@@ -138,9 +138,9 @@ TARGETS = (
 
 
 def judge(results: Results) -> list[dict[str, Any]]:
-    """For each target whose part was run what was measured, and whether it is met.
+    """Returns for each target whose part was run the measured number, and whether the target is met.
 
-    Nothing is exactly 0 that was measured: a part of the step that no operation bears the name of was not.
+    A value of exactly 0 means "not measured": no operation has the name of that part of the step.
     """
     judged = []
     for target in TARGETS:
@@ -161,7 +161,7 @@ def judge(results: Results) -> list[dict[str, Any]]:
 def measure(
     only: tuple[str, ...] = tuple(PARTS), rounds: int = 6, compile: bool = True, small: bool = False
 ) -> dict[str, Any]:
-    """Runs parts, each of which prints its tables at once."""
+    """Runs parts, prints the tables of each as soon as it is done, and compares the results with the targets."""
     check_names("part", only, tuple(PARTS))
     setting, results = Setting(rounds, small, compile), {}
     for name in only:

@@ -1,9 +1,9 @@
-"""What bottlenecks in the deep layers save of a training step (FF 3.1). Its limit: the FLOPs of the products.
+"""Measures how much of a training step bottlenecks in deep layers save (FF 3.1). The limit is the products' FLOPs.
 
     python benchmarks/bench_bottleneck.py [--ranks 128,128,0 ...] [--batch 4096] [--rounds 12]
 
-The reference model with and without bottlenecks, in turns on the same batches in one process, in float32 and in
-bfloat16, its dense weights learned by AdaGrad or by Shampoo.
+Models with and without bottlenecks take turns on the same batches in one process, in float32 and in bfloat16, with
+dense weights trained by AdaGrad or by Shampoo.
 """
 
 from dataclasses import replace
@@ -14,9 +14,9 @@ from reference import ADAGRAD, REFERENCE
 from runner import compare, main
 
 BATCHES = 10
-"""Batches of a turn, as many as the steps from one collection of Shampoo's statistics to the next."""
+"""Number of batches in a turn, as many as the steps from one collection of Shampoo's statistics to the next."""
 RANKS = ("256,256,0", "128,128,0", "64,64,0", "0,128,0", "128,128,64")
-"""For each layer the rank of its bottleneck, 0 for none."""
+"""Settings to compare: the rank of each layer's bottleneck, 0 for none."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": ADAGRAD["optimizer"],
     # As it is after the first few hundred steps, in which training waits for more frequent roots.
@@ -31,7 +31,7 @@ def measure(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS),
 ) -> dict[str, Any]:
-    """Steps of the model without bottlenecks and of each setting."""
+    """Compares the steps of each setting with the model without bottlenecks."""
     return {
         f"{dtype}, {optimizer}": steps(dtype, optimizer, ranks, batch, rounds)
         for dtype in dtypes

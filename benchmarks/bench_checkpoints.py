@@ -1,11 +1,11 @@
-"""What checkpoints add to the time of a pass, and what of it training stands still for. Its limit: bytes.
+"""Measures the time that checkpoints add to a pass, and how long training stops for them. The limit is bytes.
 
     python benchmarks/bench_checkpoints.py [--examples 2200000] [--every 1000000] [--rounds 3]
 
-The reference model makes passes over a made log: without a checkpoint before its end, with checkpoints that are written
-beside it, and with checkpoints that it waits for. A pass is timed from its first batch to its last one, so neither the
-start nor the checkpoint at the end counts. Beside them the limit: the bytes of a checkpoint copied in memory, which is
-all that has to stop training, and written and synced by a plain file.
+The reference model makes passes over a synthetic log: without a checkpoint before the end, with checkpoints written in
+the background, and with checkpoints that training waits for. A pass is timed from its first batch to its last, which
+excludes the start and the final checkpoint. The limit is measured, too: the bytes of a checkpoint copied in memory,
+the only part that has to stop training, and written to a plain file and synced.
 """
 
 import os
@@ -32,11 +32,7 @@ NEVER = 10**12
 
 
 def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> float:
-    """Seconds from the first batch to the last one.
-
-    Args:
-        content: of the configuration.
-    """
+    """Trains with the configuration ``content``; returns the seconds from the first batch to the last one."""
     times: list[float] = []
     train(
         log, parse_model(TrainConfig, content, "benchmark"), run, lambda *_: times.append(time.perf_counter())
@@ -45,7 +41,7 @@ def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> float:
 
 
 def waiting(save: Callable[[Run], None]) -> Callable[[Run], None]:
-    """A way to save that returns when the checkpoint is on the disk."""
+    """Wraps ``Run.save`` so that it returns only when the checkpoint is on disk."""
 
     def wait(run: Run) -> None:
         save(run)
@@ -63,7 +59,7 @@ def write_plainly(content: np.ndarray, path: Path) -> None:
 def measure(
     examples: int = 2_200_000, every: int = 1_000_000, rounds: int = 3, batch: int = 4096
 ) -> dict[str, Any]:
-    """Runs the passes in turns."""
+    """Runs the passes in turns, and the plain copy and write of the checkpoint's bytes."""
     sizes: list[int] = []
     numbers = count()
     with tempfile.TemporaryDirectory() as name:

@@ -1,11 +1,11 @@
-"""Memory, threads, open files and speed along one long pass: what grows with the log, and is to be limited.
+"""Measures memory, threads, open files and speed along one long pass, to find whatever grows with the log.
 
     python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG]
 
-One pass of a DCNv2 over a simulated log, or over LOG, with everything that a run does: metrics, predictions, windows,
-checkpoints and Shampoo's roots. At each twentieth of it: the resident memory, the threads, the open files, and the
-examples a second since the last one. What grows with the log shows as a slope; the first fifth is left out of it,
-since tables and buffers are touched for the first time there.
+A DCNv2 makes one pass over a simulated log, or over LOG, with everything that a run does: metrics, predictions,
+windows, checkpoints and Shampoo's roots. At each twentieth of the pass it records the resident memory, the threads, the
+open files, and the examples per second since the previous mark. Growth with the log shows as a slope, computed without
+the first fifth, in which tables and buffers are touched for the first time.
 """
 
 import os
@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def resources() -> dict[str, int]:
-    """Of this process now: resident memory in MB, threads of the system and of Python, open files."""
+    """Returns this process's resident memory in MiB, its system and Python threads, and its open files."""
     return {
         "memory_mb": resident_bytes() // 2**20,
         "threads": len(os.listdir("/proc/self/task")),
@@ -44,7 +44,7 @@ def resources() -> dict[str, int]:
 
 
 def endure(log: Path, run: Path) -> dict[str, Any]:
-    """Makes the pass; a line for each mark, and what grew from the first fifth to the end."""
+    """Makes the pass; returns the resources at each mark, and their growth from the first fifth to the end."""
     rows = sum(manifest.rows for manifest in read_manifests(log))
     lines: list[dict[str, float]] = []
     last = [0, time.perf_counter()]
@@ -76,7 +76,7 @@ def endure(log: Path, run: Path) -> dict[str, Any]:
 
 
 def measure(examples: int = 20_000_000, log: Path | None = None) -> dict[str, Any]:
-    """Makes the log, unless it is given, and the pass."""
+    """Measures a pass over ``log``, by default a simulated one of ``examples`` rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if log is None:

@@ -1,10 +1,10 @@
-"""Events a second of ``ctr ingest events``: join, sample, publish, from Parquet files to a published log.
+"""Measures events per second of ``ctr ingest events``: join, sample, publish, from Parquet files to a log.
 
-Makes impressions with 26 features of 100,000 buckets each, whole numbers (Zipf 1.2, four impressions a query), and
-clicks on a tenth of them, all arriving up to minutes late, and joins them with the non-clicks sampled to a quarter.
-Beside it, on fewer events, the join as Beam's users write it: dictionaries, `CoGroupByKey` by impression id; and
-what the machine needs to read the events and write the same shards, without a join: no job could be faster. With --raw
-also the simulator's raw strings, with --memory the peak for this log and for one of ten times its length.
+Generates impressions with 26 features of 100,000 buckets each, whole numbers (Zipf 1.2, four impressions a query), and
+clicks on a tenth of them, all arriving up to minutes late; joins them, and samples the non-clicks to a quarter.
+Compares with a row-wise Beam join on fewer events (dictionaries, `CoGroupByKey` by impression id), and with reading
+the events and writing the same shards without a join, the fastest that any job could be. ``--raw`` adds the
+simulator's raw strings, ``--memory`` the peak memory for this log and for one of ten times its length.
 
     python benchmarks/bench_events.py [--impressions 4000000] [--raw] [--memory]
 """
@@ -38,7 +38,7 @@ ROWWISE_IMPRESSIONS = 20_000
 
 
 def mapping_content(partition: str, click_window: str, delay: str) -> dict[str, Any]:
-    """A mapping file's content for impressions with ``FEATURES`` categories of whole numbers, and their clicks."""
+    """Returns the content of a mapping file for impressions with ``FEATURES`` integer categories, and their clicks."""
     keys = {
         "input": {"type": "parquet"},
         "time": {"column": "event_time", "unit": "us"},
@@ -57,19 +57,19 @@ def mapping_content(partition: str, click_window: str, delay: str) -> dict[str, 
 
 
 def mapping() -> EventMapping:
-    """The mapping of the events of this file, whose non-clicks are sampled."""
+    """Returns the mapping of this benchmark's events, whose non-clicks are sampled."""
     content = mapping_content("1h", "30m", "10m")
     content["sampling"] = {"name": "quarter", "rule": {"non_click_rate": NON_CLICK_RATE}}
     return parse_model(EventMapping, content, "benchmark")
 
 
 def feature_columns(random: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
-    """int64 [rows] of each feature, by Zipf's law."""
+    """Draws the values of each feature, int64 [rows], by Zipf's law."""
     return {f"f{number}": random.zipf(ZIPF, rows) % (BUCKETS - 1) + 1 for number in range(FEATURES)}
 
 
 def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) -> int:
-    """Files of an hour each, in the order of arrival; returns how many events they hold."""
+    """Writes files of one hour each, in the order of arrival; returns the number of their events."""
     rng = np.random.default_rng(1)
     events = 0
     for hour in range(max(1, impressions // hour_rows)):
@@ -101,7 +101,7 @@ def make_events(folder: Path, impressions: int, hour_rows: int = INTERVAL_ROWS) 
 
 
 def read_and_write(folder: Path, log: Path) -> float:
-    """Seconds to read all events and to write the shards of a log again."""
+    """Returns the seconds to read all events and to encode the shards of a log again."""
     schema = mapping().feature_schema
     tables = [read_shard(log, entry, schema) for manifest in read_manifests(log) for entry in manifest.shards]
     begun = time.perf_counter()
@@ -113,7 +113,7 @@ def read_and_write(folder: Path, log: Path) -> float:
 
 
 def rowwise(folder: Path) -> tuple[int, float]:
-    """The join of single rows: how many events, and seconds."""
+    """Joins events row by row in Beam; returns the number of events, and seconds."""
     impressions = pq.read_table(folder / "impressions" / "00000.parquet").slice(0, ROWWISE_IMPRESSIONS)
     impression_ids = set(impressions.column("impression_id").to_pylist())
     clicks = pq.read_table(folder / "clicks" / "00000.parquet").to_pylist()
@@ -145,7 +145,7 @@ def rowwise(folder: Path) -> tuple[int, float]:
 
 
 def raw_events(folder: Path, examples: int) -> tuple[int, float]:
-    """The simulator's raw strings: how many events, and seconds to make a log of them."""
+    """Ingests the simulator's raw events; returns their number, and the seconds to make a log of them."""
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
 
@@ -158,7 +158,7 @@ def raw_events(folder: Path, examples: int) -> tuple[int, float]:
 
 
 def peak_megabytes(impressions: int) -> float:
-    """The peak memory of a process of its own that joins so many impressions."""
+    """Returns the peak memory, in MiB, of a separate process that ingests ``impressions`` impressions."""
     with tempfile.TemporaryDirectory() as folder:
         run_python(["-c", f"from bench_events import *; make_events(Path({folder!r}), {impressions})"])
         joined = f"from bench_events import *; ingest_events(mapping(), [Path({folder!r})], Path({folder!r}) / 'log')"
@@ -168,7 +168,7 @@ def peak_megabytes(impressions: int) -> float:
 def measure(
     impressions: int = 4_000_000, raw: bool = False, memory: bool = False, partition_rows: int = INTERVAL_ROWS
 ) -> dict[str, Any]:
-    """Events a second; with ``raw`` also of raw strings, with ``memory`` also peaks."""
+    """Measures events per second; with ``raw`` also of raw strings, with ``memory`` also peak memory."""
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,11 +1,11 @@
-"""The hash table of growing ids: lookups and new ids a second, and bytes an id, beside tables of libraries.
+"""Compares the hash table of growing ids with library tables: lookups and insertions per second, and bytes per id.
 
     python benchmarks/bench_ids.py [--known 2600000] [--distinct 35000] [--new 2000] [--rounds 30]
 
-All arms know the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. An arm of a
-library gets what our own table does as well: one number for a feature and a fingerprint, and the check that the
-id found is the one asked for, since it may have been evicted. Times are processor times, over all threads:
-TensorFlow's table uses several, which a training step would be without. Its limit: misses of the caches.
+All arms hold the same ids of 26 features, look up the distinct ids of a batch, and add a few new ones. A library's arm
+also does what our own table does: it combines feature and fingerprint in one key, and checks that the id it finds is
+the requested one, since that may have been evicted. Times are processor times over all threads: TensorFlow's
+table uses several, which a training step then lacks. The limit is cache misses.
 """
 
 import os
@@ -31,7 +31,7 @@ def draw_ids(random: np.random.Generator, count: int) -> Ids:
 
 
 class Table(Protocol):
-    """What an arm can do."""
+    """Interface of an arm's table."""
 
     def find(self, *ids: np.ndarray) -> np.ndarray: ...
     def add(self, *ids: np.ndarray) -> object: ...
@@ -40,7 +40,7 @@ class Table(Protocol):
 
 
 class OfLibrary:
-    """A library's table with what it lacks: pairs as keys, and knowing which id is at a place."""
+    """A library's table, extended by keys that are pairs and by the id stored at each place."""
 
     def __init__(self, most: int) -> None:
         self.features, self.fingerprints = np.zeros(most, np.int16), np.zeros(most, np.int64)
@@ -98,7 +98,7 @@ class OfTensorFlow(OfLibrary):
 def batches(
     random: np.random.Generator, table_ids: Ids, distinct: int, new: int, count: int
 ) -> list[tuple[Ids, Ids]]:
-    """For each round the ids that are looked up, ``new`` of them unknown, and these alone."""
+    """Returns for each round the ids to look up, ``new`` of them unknown, and the unknown ids alone."""
     batch_ids = []
     for _ in range(count):
         fresh = draw_ids(random, new)
@@ -110,7 +110,7 @@ def batches(
 
 
 def tables(table_ids: Ids, batch_ids: list[tuple[Ids, Ids]]) -> dict[str, dict[str, Any]]:
-    """A lookup and adding, in turns."""
+    """Compares lookups and insertions of the tables, in turns."""
     most = len(table_ids[0]) + sum(len(fresh[0]) for _, fresh in batch_ids)
     kinds: Mapping[str, Table] = {
         "own": IdTable(),
@@ -145,7 +145,7 @@ def tables(table_ids: Ids, batch_ids: list[tuple[Ids, Ids]]) -> dict[str, dict[s
 def measure(
     known: int = 2_600_000, distinct: int = 35_000, new: int = 2_000, rounds: int = 30
 ) -> dict[str, Any]:
-    """With so many known ids, so many of a batch, and so many new ones among them."""
+    """Compares tables of ``known`` ids on batches of ``distinct`` ids, ``new`` of them unknown."""
     random = np.random.default_rng(0)
     ids = draw_ids(random, known)
     return {"tables": tables(ids, batches(random, ids, distinct, new, rounds + 1))}

@@ -1,8 +1,8 @@
-"""Rows a second of ``ctr ingest criteo``, from a text file to a published log. Its limit: parsing the file alone.
+"""Measures rows per second of ``ctr ingest criteo``, from a text file to a published log. The limit is parsing alone.
 
-Generates a file in the Criteo format with the missing shares and the numbers of distinct values of the
+Generates a file in the Criteo format with the shares of missing values and the numbers of distinct values of the
 Kaggle set (45.8 million rows; a column of ten million values keeps its head and its long tail), ingests it,
-and measures beside it what the same machine needs for parsing the file alone.
+and also measures how long the same machine takes to parse the file alone.
 
     python benchmarks/bench_ingest.py [--rows 2000000]
 """
@@ -41,7 +41,7 @@ _HEX = np.array([f"{value:04x}".encode() for value in range(1 << 16)]).view(np.u
 
 
 def hashed_strings(column: int, ranks: np.ndarray, missing: np.ndarray) -> pa.Array:
-    """[N] ranks -> [N] strings of 8 hexadecimal digits, a different set for each column."""
+    """Converts ranks [N] to strings [N] of 8 hexadecimal digits, other ones in each column; null if ``missing``."""
     state = ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(column)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (state >> np.uint64(32)).astype(np.uint32)
@@ -52,7 +52,7 @@ def hashed_strings(column: int, ranks: np.ndarray, missing: np.ndarray) -> pa.Ar
 
 
 def zipf_ranks(generator: np.random.Generator, distinct: int, rows: int) -> np.ndarray:
-    """[rows] ranks in [0, distinct), with P(rank) falling like a power of the rank."""
+    """Draws ranks in [0, distinct), int64 [rows], whose probability falls like a power of the rank."""
     uniform = generator.random(rows)
     power = 1.0 - ZIPF
     ranks = ((float(distinct) ** power - 1.0) * uniform + 1.0) ** (1.0 / power)
@@ -60,7 +60,7 @@ def zipf_ranks(generator: np.random.Generator, distinct: int, rows: int) -> np.n
 
 
 def write_criteo(path: Path, rows: int, seed: int) -> None:
-    """Writes a file in the Criteo format."""
+    """Writes a file of ``rows`` random rows in the Criteo format."""
     generator = np.random.default_rng(seed)
     options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with path.open("wb") as file:
@@ -78,7 +78,7 @@ def write_criteo(path: Path, rows: int, seed: int) -> None:
 
 
 def parse_alone(path: Path, mapping: Mapping) -> float:
-    """Seconds to parse the file with all columns as bytes and nothing else."""
+    """Returns the seconds to parse the file with all columns as bytes and nothing else."""
     names = list(mapping.input.columns)
     started = time.perf_counter()
     reader = pa_csv.open_csv(
@@ -93,16 +93,16 @@ def parse_alone(path: Path, mapping: Mapping) -> float:
 
 
 def peak_memory_mb() -> int:
-    """The most memory that this process has held so far."""
+    """Returns the peak resident memory of this process so far, in MiB."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def measure(rows: int = 2_000_000, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
-    """From the text file to the log; files go to ``folder``, by default a temporary one."""
+    """Measures ingestion from the text file to the log; files are in a temporary directory, below ``folder`` if set."""
     mapping = load_format("criteo")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         small, large, log = (Path(name) / file for file in ("warm.tsv", "train.tsv", "log"))
-        # In a process of its own, so that the peak of memory is the ingest's.
+        # In a separate process, so that the peak memory of this one is the ingestion's.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             process.submit(write_criteo, small, 1000, seed).result()
             process.submit(write_criteo, large, rows, seed).result()

@@ -1,9 +1,9 @@
-"""Seconds from the close of an interval until the trainer has learned from it. Its limit: starts of processes, files.
+"""Measures the seconds from the close of an interval until the trainer has learned from it.
 
-Three processes: one writes impressions (26 features of 100,000 buckets, whole numbers) and clicks that happen now, a
-file of each kind a second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
+Runs three processes: one writes impressions (26 features of 100,000 buckets, whole numbers) and clicks in real time, a
+file of each kind per second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
 --follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have
-passed by the clock on the wall: from then on nobody has to wait for anything but machines.
+passed on the wall clock: from then on only computation takes time. The limit is starts of processes, and files.
 
     python benchmarks/bench_live.py [--seconds 180] [--events-per-second 2000]
 """
@@ -31,7 +31,7 @@ CONFIG = {"batch": {"rows": 4096, "within_partitions": True}, "record_prediction
 
 
 def write_live(folder: Path, seconds: float, rate: int) -> None:
-    """Writes what happened in the last second, each second."""
+    """Writes, once per second, the impressions and clicks of the last second, ``rate`` impressions per second."""
     rng = np.random.default_rng(1)
     number, clicks_to_come = 0, np.zeros((0, 2), np.int64)
     begun = moment = time.time_ns() // 1000
@@ -64,7 +64,7 @@ def write_live(folder: Path, seconds: float, rate: int) -> None:
 
 
 def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
-    """Runs all programs, and returns the delays of the intervals after the first three, which warm up."""
+    """Runs all programs; returns the delays of the intervals, in seconds, without the first three, which warm up."""
     (folder / "mapping.yaml").write_text(
         yaml.safe_dump(mapping_content(f"{INTERVAL}s", f"{WINDOW}s", f"{DELAY}s"))
     )
@@ -115,7 +115,7 @@ def run_live(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
 
 
 def measure(seconds: float = 180.0, events_per_second: int = 2000) -> dict[str, Any]:
-    """In a folder that is gone afterwards."""
+    """Measures the delays in a temporary directory."""
     with tempfile.TemporaryDirectory() as folder:
         return run_live(Path(folder), seconds, events_per_second)
 

@@ -1,10 +1,10 @@
-"""What each technique of the objective adds to a training step. Its limit: the FLOPs of the step without it.
+"""Measures what each technique of the objective adds to a training step. The limit is the FLOPs of the plain step.
 
     python benchmarks/bench_objective.py [--batch 4096] [--rounds 12]
 
-The reference model on a simulated log. Models with and without a technique take turns on the same batches in one
-process. ``feed_ms`` is the time to make a batch's arrays, which another thread spends while the step runs: it costs
-nothing as long as it is the shorter of the two.
+The reference model is trained on a simulated log. Models with and without a technique take turns on the same batches
+in one process. ``feed_ms`` is the time to make a batch's arrays, which another thread spends while the step runs: it
+costs nothing as long as it is shorter than the step.
 """
 
 import tempfile
@@ -59,7 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_log(folder: Path, rows: int) -> Path:
-    """A simulated log with a teacher, which is the truth, and a sample."""
+    """Simulates a log with a teacher, whose logits are the true ones, and sampling decisions; returns its folder."""
     simulate(SimulatorConfig(examples=rows), folder)
     for manifest in read_manifests(folder):
         truth = read_sidecar_partition(folder, TRUTH, manifest)
@@ -72,7 +72,7 @@ def make_log(folder: Path, rows: int) -> Path:
 
 
 def model_on_log(log: Path, batch: int, changes: Mapping[str, Any]) -> Model:
-    """A model with the first batches of a log."""
+    """Returns a model with feeds from the first batches of a log."""
     inputs = open_inputs(log, benchmark_config(changes, batch))
     blocks = read_selection(log, inputs.schema, inputs.log.manifests, selection_of(inputs))
     cut = whole_query_batches(blocks, batch, inputs.config.batch.max_query_rows)
@@ -87,7 +87,7 @@ def steps(
     variants: Sequence[str] = tuple(VARIANTS),
     common: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """The step of variants, ``logistic`` first; ``common`` is the configuration of all."""
+    """Compares the steps of variants with the first one, ``logistic``; all have the configuration ``common``."""
     models = {name: model_on_log(log, batch, merged(common, VARIANTS[name])) for name in variants}
     results = compare({name: model.turn for name, model in models.items()}, rounds)
     return {name: row | {"feed_ms": models[name].feed_ms} for name, row in results.items()}
@@ -96,7 +96,7 @@ def steps(
 def measure(
     batch: int = 4096, rounds: int = 12, variants: tuple[str, ...] = tuple(VARIANTS)
 ) -> dict[str, Any]:
-    """Of variants, on a log of their own."""
+    """Compares the steps of variants on a temporary simulated log."""
     with tempfile.TemporaryDirectory() as folder:
         return steps(make_log(Path(folder) / "log", (FEEDS + 1) * batch), batch, rounds, variants)
 

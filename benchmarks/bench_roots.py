@@ -1,11 +1,11 @@
-"""Certified inverse 4th roots by size and solver, beside plain eigendecompositions. Its limit: FLOPs of one core.
+"""Measures certified inverse 4th roots by size and solver, beside plain eigh. The limit is the FLOPs of one core.
 
     python benchmarks/bench_roots.py [--sizes 32 64 128 256 512 1024]
 
 The statistics are like Shampoo's: sums of outer products of gradients whose spectrum falls over seven decades, damped
-to a condition of 1e6. Both certify their results: the host's root by eigh, and the coupled iteration that steps
-compiled by XLA have, here not compiled. eigh of NumPy and SciPy stand beside them without one, nor a root. One BLAS
-thread.
+to a condition of 1e6. Two solvers certify their results: the host's root by eigh, and the coupled iteration of steps
+compiled by XLA, here not compiled. NumPy's and SciPy's eigh are measured for comparison, without root and certificate.
+One BLAS thread.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ EPSILON, ORDER = 1e-6, 4
 
 
 def statistics(size: int, seed: int) -> np.ndarray:
-    """A sum of outer products of 4 n gradients [n], float32 as an optimizer would send it."""
+    """Returns a sum of outer products of 4 n gradients [n], rounded to float32 as an optimizer would send it."""
     shape = np.random.default_rng(0)
     mixing = np.linalg.qr(shape.standard_normal((size, size)))[0] * np.logspace(0, -3.5, size)
     gradients = mixing @ np.random.default_rng(seed).standard_normal((size, 4 * size))
@@ -32,7 +32,7 @@ def statistics(size: int, seed: int) -> np.ndarray:
 
 
 def of_size(size: int, seconds: float) -> dict[str, Any]:
-    """Each solver's time and certificate."""
+    """Returns each solver's time, and the residual of certified roots."""
     matrix = statistics(size, 1)
     batch = tf.constant(matrix[np.newaxis])
     calls: dict[str, Callable[[], Any]] = {
@@ -51,7 +51,7 @@ def of_size(size: int, seconds: float) -> dict[str, Any]:
 
 
 def measure(sizes: tuple[int, ...] = (32, 64, 128, 256, 512, 1024), seconds: float = 0.6) -> dict[str, Any]:
-    """By size, each solver for some seconds."""
+    """Measures each solver by size, for about ``seconds`` each."""
     with threadpool_limits(1):
         return {f"n = {size}": of_size(size, seconds) for size in sizes}
 

@@ -1,14 +1,14 @@
-"""How fast an exported model scores, and what Quality x UI saves. Its limit: the FLOPs of the products.
+"""Measures the scoring speed of an exported model, and what Quality x UI saves. The limit is the products' FLOPs.
 
     python benchmarks/bench_serving.py [--seconds 2] [--compute-dtype auto]
 
 predict         the reference model, exported and loaded in one process, at several batch sizes, from raw strings
-requests        of ads and treatments: the plain model scores every pair as a row, the factorized one makes Q once for
-                each ad, takes U from its cache or makes it, and combines all pairs; where Q is cached, the same ads are
-                asked for with other treatments
+requests        of ads and treatments: the plain model scores every pair as a row; the factorized one computes Q once
+                for each ad, computes U or takes it from the cache, and combines all pairs; where Q is cached, the same
+                ads are requested with other treatments
 
-The same features of the same widths are in both models; four of the 26 belong to the UI. ``limit_ms`` is the time of
-the operations at the rate of large products, and what the saving could be at most is their ratio.
+Both models have the same features of the same widths; four of the 26 belong to the UI. ``limit_ms`` is the time of
+the operations at the rate of large products; the ratio of these times bounds the saving.
 """
 
 import itertools
@@ -34,7 +34,7 @@ FEATURES, UI_FEATURES, WIDTH = 26, 4, 16
 DIFFERENT_REQUESTS = 2000
 ROUNDS = 5
 SQUARE = 2048
-"""Rows of the large matrices whose product's rate is the limit."""
+"""Size of the square matrices whose product gives the peak rate."""
 MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
 Columns = dict[str, list[str]]
 
@@ -50,7 +50,7 @@ def make_schema(buckets: int) -> Schema:
 
 
 def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str, buckets: int) -> Scorer:
-    """A model that has learned from a batch, exported and loaded."""
+    """Trains a model on one batch, exports and loads it."""
     schema, log = make_schema(buckets), folder / "log"
     folder.mkdir()
     create_log(log, schema)
@@ -69,14 +69,14 @@ def draw_rows(rng: np.random.Generator, rows: int) -> Columns:
 
 
 def matmul_peak(compute_dtype: str, seconds: float) -> float:
-    """Floating-point operations a second of large matrix products."""
+    """Returns the floating-point operations per second of large matrix products."""
     left, right = (tf.cast(tf.random.normal([SQUARE, SQUARE]), compute_dtype) for _ in range(2))
     product = tf.function(lambda: tf.matmul(left, right))
     return 2 * SQUARE**3 / (repeat(lambda: product()[0, 0].numpy(), seconds)["p50_ms"] / 1000)
 
 
 def operations(scorer: Scorer, tower: str) -> int:
-    """Of one row in the matrix products of a tower, multiplications and additions."""
+    """Counts the multiplications and additions of one row in the matrix products of a tower."""
     model = parse_model(TrainConfig, scorer.metadata["config"], "metadata").model
     if tower == "ui":
         assert model.factorized is not None
@@ -90,14 +90,14 @@ def operations(scorer: Scorer, tower: str) -> int:
 
 
 def paired_rows(ads: Columns, treatments: Columns) -> Columns:
-    """The request as rows of the plain model: every ad with every treatment."""
+    """Returns a request as rows of the plain model: every ad with every treatment."""
     counts = [len(next(iter(part.values()))) for part in (ads, treatments)]
     repeated = {name: [value for value in values for _ in range(counts[1])] for name, values in ads.items()}
     return repeated | {name: values * counts[0] for name, values in treatments.items()}
 
 
 def predict(scorer: Scorer, rows: int, peak: float, seconds: float) -> dict[str, float]:
-    """Batches of so many raw rows."""
+    """Measures ``Scorer.predict`` on batches of ``rows`` raw rows."""
     random = np.random.default_rng(1)
     raw = itertools.cycle([draw_rows(random, rows) for _ in range(max(DIFFERENT_REQUESTS // rows, 4))])
     times = repeat(lambda: scorer.predict(next(raw)), seconds, 10)
@@ -109,10 +109,10 @@ def predict(scorer: Scorer, rows: int, peak: float, seconds: float) -> dict[str,
 def request(
     scorers: Mapping[str, Scorer], ads: int, treatments: int, peak: float, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """One kind of request, in the four ways."""
+    """Compares the four ways to answer requests of ``ads`` ads and ``treatments`` treatments."""
     rng, plain = np.random.default_rng(0), scorers["plain"]
-    # A server builds the columns of a request once, whichever model it asks. Requests have other ads each time, and the
-    # same treatments.
+    # A server builds the columns of a request once, whichever model it calls. Requests have different ads each time,
+    # and the same treatments.
     requests = [
         {name: values for name, values in draw_rows(rng, ads).items() if int(name[1:]) >= UI_FEATURES}
         for _ in range(DIFFERENT_REQUESTS)
@@ -157,7 +157,7 @@ def measure(
     treatments: int = 200,
     buckets: int = 100_000,
 ) -> dict[str, Any]:
-    """Each measurement takes some seconds."""
+    """Measures predictions and requests; each measurement takes about ``seconds``."""
     with tempfile.TemporaryDirectory() as folder:
         scorers = {
             name: export_model(Path(folder) / name, model, compute_dtype, buckets)

@@ -1,12 +1,12 @@
-"""What Shampoo adds to a training step, what stacking of blocks saves, and what it keeps in memory.
+"""Measures what Shampoo adds to a training step, what stacking of blocks saves, and the memory of its state.
 
     python benchmarks/bench_shampoo.py [--rounds 3] [--batches 4096 16384]
 
 training_step          the step of the reference model with AdaGrad and with Shampoo at its defaults, in turns of one
-                       root interval each; all roots are computed anew at each exchange, on the same processors
-optimizer_step         the optimizer alone, on gradients of those shapes: all blocks of a shape in one product, against
-                       a product for each block of each variable, and against whole variables without blocks
-memory                 bytes of statistics and roots beside PSO table 2
+                       root interval each; all roots are recomputed at each exchange, on the same processors
+optimizer_step         the optimizer alone, on gradients of the model's shapes: all blocks of a shape in one product,
+                       against a product for each block of each variable, and against whole variables without blocks
+memory                 entries of statistics, as in PSO table 2, and bytes with roots
 
 The limit of all but the last is the FLOPs of the products.
 """
@@ -30,7 +30,7 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions, Statistics
 
 SETTLED = 10_000
-"""A step from which on exchanges are tau1 apart."""
+"""A step after which exchanges are tau1 apart."""
 FEEDS = 10
 
 
@@ -40,10 +40,9 @@ def settle(core: ShampooCore, last_exchange: int = SETTLED) -> None:
 
 
 def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str, Any]:
-    """A step with AdaGrad and with Shampoo, roots included.
+    """Compares a training step with AdaGrad and with Shampoo, roots included.
 
-    Args:
-        turn: steps of one; None: those from one exchange of roots to the next.
+    ``turn`` is the number of steps in a turn; None: as many as from one exchange of roots to the next.
     """
     turn = turn or ShampooOptions().precondition_frequency
     size = replace(size, feeds=min(FEEDS, turn))
@@ -56,7 +55,7 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
     def steps(model: Model) -> Numbers:
         return {"ms": float(np.mean([model.turn()["ms"] for _ in range(max(1, turn // size.feeds))]))}
 
-    # From the turn on that is not counted, Shampoo takes in the roots of one exchange and sends another.
+    # From this unmeasured turn on, each turn of Shampoo collects the roots of one exchange and sends the next.
     for model in models.values():
         steps(model)
     core.exchanged.host.seconds_waited = 0.0
@@ -74,7 +73,7 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
 
 
 def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
-    """A stack for every block."""
+    """Returns a separate stack for every block."""
     return tuple(
         Stack(block, layout.axes, ((index, number),), (0,))
         for index, layout in enumerate(layouts)
@@ -83,7 +82,7 @@ def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
 
 
 def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
-    """The optimizer's step alone, statistics at every step, without roots."""
+    """Compares the optimizer's step alone, with statistics at every step and without roots, by kind of stacking."""
     random = np.random.default_rng(0)
     gradients = [tf.constant(random.normal(size=shape).astype(np.float32)) for shape in dense_shapes()]
     blocks = ShampooOptions(statistics=Statistics(frequency=1), block_size=block_size)
@@ -98,7 +97,7 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
         with mock.patch.multiple(optimizer_layout, **changes) if changes else nullcontext():
             core = ShampooCore(options, [tf.Variable(tf.zeros(shape)) for shape in dense_shapes()])
         step = tf.function(partial(core.update, gradients, 0.0), autograph=False)
-        # As it is late in a run: no exchange of roots is among the steps.
+        # As late in a run: no step exchanges roots.
         settle(core, 2 * SETTLED)
         step()
         arms[name] = timed(step)
@@ -106,7 +105,7 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, dict[str, Any]]:
 
 
 def memory() -> dict[str, dict[str, float]]:
-    """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
+    """Counts entries of statistics, in PSO table 2 about m n in blocks and m^2 + n^2 whole, and bytes with roots."""
     shapes = [shape for shape in dense_shapes() if len(shape) == 2 and 1 not in shape]
     results = {}
     for name, size in (("blocks", 256), ("whole", 8192)):
@@ -129,7 +128,7 @@ def measure(
     blocks: tuple[int, ...] = (256, 128, 64),
     turn: int = 0,
 ) -> dict[str, Any]:
-    """All three; ``turn`` steps make a turn, by default those from one exchange of roots to the next."""
+    """Runs all three parts; ``turn`` is the number of steps in a turn, 0 for the interval between root exchanges."""
     turn = turn or ShampooOptions().precondition_frequency
     return {
         "memory": memory(),

@@ -1,11 +1,11 @@
-"""What a small batch costs: a pass with many of them in one compiled call, and with a call for each.
+"""Measures the cost of small batches: a pass with many batches in one compiled call, and with a call for each.
 
     python benchmarks/bench_small_batches.py [--rows 100000] [--batch 64] [--rounds 3]
 
-The reference log with 18 features whose ids grow, and the model that a run has without a configuration but for
-``batch``, without pairs among its experts and, third, with them. All arms pass the same log in one process, in turns;
-compilation and start are in ``wall_seconds`` alone. ``step_ms`` is a batch's share of the calls that learn, ids and
-copies included.
+Trains on a reference log of 18 features with growing ids, with the default configuration except for ``batch`` and the
+experts: without pairs and, in the third arm, with pairs. All arms pass over the same log in one process, in turns; only
+``wall_seconds`` includes compilation and start. ``step_ms`` is a batch's share of the training calls, with ids and
+copies.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ SIZE = Size(features=18, buckets=10_000, growing=True)
 
 
 def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, Any]:
-    """Returns the numbers of passes by how many batches a call has, and their ratios."""
+    """Compares passes with one batch a call, with ``FUSED`` batches a call, and with these and a pairs expert."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = make_log(folder / "log", rows, SIZE)

@@ -1,8 +1,8 @@
-"""What is compared, on which log, with which model; and how a point of the grid becomes a configuration.
+"""Settings of the convergence study: optimizers, logs and models; and the configuration of a point of the grid.
 
 The world has few users, ads and words, each seen thousands of times, so that a run is not limited by rare ids;
-most of the logit comes from products of two of them (age x topic, advertiser x device, query topic x ad
-topic, taste x topic, ...), and nothing drifts. A logistic regression stays at two to three times the excess
+most of the logit comes from products of two factors (age x topic, advertiser x device, query topic x ad
+topic, taste x topic, ...), and nothing drifts. A logistic regression stays at two to three times the excess loss
 of DCNv2, which still falls at the end of the log.
 """
 
@@ -19,16 +19,16 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One of those that are compared.
+    """An optimizer in the comparison.
 
     Attributes:
-        title: as tables show it.
-        precondition: whether it is one of Shampoo's family; if not, it is the grafted optimizer alone.
+        title: its name in tables.
+        precondition: whether it belongs to Shampoo's family; if not, it is the grafted optimizer alone.
         nesterov: whether it has Nesterov momentum.
-        options: of Shampoo.
-        accumulator: whether the initial accumulator is one of its options; else it is not tuned.
-        start: where the search for its rate begins, as in ``convergence_search.Point``: near the default of the paper
-            or the library that it is from.
+        options: options of Shampoo.
+        accumulator: whether it has an initial accumulator to be tuned.
+        start: where the search for its rate begins, as in ``convergence_search.Point``: near the default of its paper
+            or library.
         rows: ``optimizer.embeddings.rule``.
     """
 
@@ -65,7 +65,7 @@ OPTIMIZERS = {
 }
 BASELINES = ("adagrad", "adagrad_nesterov")
 MAIN = (*BASELINES, "shampoo", "shampoo_nesterov")
-"""What is compared unless others are asked for."""
+"""The optimizers that are compared by default."""
 
 # All other options of Shampoo are the defaults.
 _SHAMPOO = {
@@ -78,7 +78,7 @@ _ADAGRAD = {"exponent_override": None, "start_preconditioning_step": None}
 _STATISTICS_FREQUENCY = 1
 
 PARENT = {8192: 2048, 32768: 8192}
-"""Where each optimizer's search begins: at its own best of this batch size."""
+"""By batch size, the batch size at whose best point each optimizer's search begins."""
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "exponent -1/4": {"exponent_override": None},
@@ -96,25 +96,25 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "momentum 0.8": {"momentum": 0.8},
     "momentum 0.95": {"momentum": 0.95},
 }
-"""Changes of the tuned Shampoo + Nesterov."""
+"""Changes to the tuned Shampoo + Nesterov."""
 RETUNED = ("exponent -1/4", "first roots at step 25")
-"""Changes that alter the direction enough to be tried with the rate doubled and halved too."""
+"""Ablations that change the direction so much that the doubled and the halved rate are tried, too."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is computed.
+    """Extent of a study.
 
     Attributes:
         world: settings of the simulator besides ``seed`` and ``examples``.
-        model: as in a configuration.
-        batches: in the order of the work.
-        sweep_examples: length of the log of the sweep, by batch.
-        confirm_examples: length of the log of the confirmation, which is of another world.
-        tries, limit: of each optimizer at each batch; ``limit`` when one of them is not settled.
+        model: section ``model`` of the configuration.
+        batches: batch sizes, in the order in which they run.
+        sweep_examples: length of the log of the sweep, by batch size.
+        confirm_examples: length of the confirmation's log, which is from another world.
+        tries, limit: number of tries for each optimizer and batch size, and its maximum while one is not settled.
         rates: factors of the dense rate tried on the long log with the first seed.
-        seeds: of the confirmation; the sweep's is 1.
-        ablation_batches: batches at which the ablations of Shampoo + Nesterov are made, if it is compared.
+        seeds: seeds of the confirmation; the sweep's seed is 1.
+        ablation_batches: batch sizes of the ablations of Shampoo + Nesterov, if it is compared.
     """
 
     world: Mapping[str, Any]
@@ -130,7 +130,7 @@ class Plan:
     ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ABLATIONS)
 
     def simulator(self, examples: int, seed: int) -> SimulatorConfig:
-        """The world ``seed``, so many examples of it."""
+        """Returns the configuration of a simulated log of ``examples`` rows from the world ``seed``."""
         content = {**self.world, "examples": examples, "seed": seed}
         return parse_model(SimulatorConfig, content, "simulated log")
 
@@ -157,7 +157,7 @@ HALF = Plan(
     seeds=(2, 3, 4, 5, 6),
     ablation_batches=(2048,),
 )
-"""For all optimizers in a night."""
+"""A study of all optimizers that takes a night."""
 
 QUICK = Plan(
     world={**_WORLD, "queries_per_day": 200},
@@ -182,12 +182,12 @@ QUICK = Plan(
 def dense_settings(
     optimizer: Optimizer, values: Mapping[str, float], changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``optimizer.dense`` of a configuration.
+    """Returns section ``optimizer.dense`` of a configuration.
 
     Args:
-        optimizer: which one.
+        optimizer: the optimizer.
         values: ``rate`` and ``accumulator``.
-        changes: of Shampoo's options; they count where it preconditions.
+        changes: changes to Shampoo's options, used only if the optimizer preconditions.
     """
     options: dict[str, Any] = {
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
@@ -211,7 +211,7 @@ def train_config(
     seed: int,
     changes: Mapping[str, Any],
 ) -> TrainConfig:
-    """The whole configuration of a run on a simulated log; ``changes`` are of Shampoo's options."""
+    """Returns the configuration of a run on a simulated log; ``changes`` are to Shampoo's options."""
     never = 2**40
     content = {
         "seed": seed,

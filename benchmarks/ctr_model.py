@@ -1,4 +1,4 @@
-"""The model of this project as benchmarks run it: its steps on feeds that are made beforehand."""
+"""This project's model for benchmarks: training steps on feeds that are made beforehand."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from ctr.training.state import TrainState
 from ctr.training.step import Scores
 
 SETTLED = 10**9
-"""Examples after which every ramp is up."""
+"""Number of examples after which every ramp has ended."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Model:
     """A fresh model and its feeds.
 
     Attributes:
-        feed_ms: what it took to make a feed.
-        losses: of the steps of each turn.
+        feed_ms: mean milliseconds to make a feed.
+        losses: the losses of the steps of each turn.
     """
 
     config: TrainConfig
@@ -40,7 +40,7 @@ class Model:
     losses: list[list[float]] = field(default_factory=list)
 
     def turn(self) -> Numbers:
-        """Milliseconds of a step, and of the processors for it, the means over all feeds, one after the other."""
+        """Trains on each feed once; returns the mean wall and processor time of a step, in milliseconds."""
         ramps, rates, results = self.config.ramps_at(SETTLED), self.config.rates_at(SETTLED), []
         worked, begun = time.process_time(), time.perf_counter()
         for feed in self.feeds:
@@ -50,12 +50,12 @@ class Model:
         return {"ms": 1000 * spent / len(self.feeds), "processor_ms": 1000 * worked / len(self.feeds)}
 
     def dense_matrices(self) -> list[Sequence[int]]:
-        """The shapes of the matrices among the dense weights."""
+        """Returns the shapes of the matrices among the dense weights."""
         return [tuple(weight.shape) for weight in self.state.dense if len(weight.shape) == 2]
 
 
 def benchmark_config(changes: Mapping[str, Any], batch: int = REFERENCE.batch) -> TrainConfig:
-    """The reference model's configuration with changes."""
+    """Returns the reference model's configuration with ``changes`` merged in."""
     return parse_model(TrainConfig, reference_config(changes, batch), "benchmark")
 
 
@@ -66,7 +66,7 @@ def make_model(
     schema: Schema | None = None,
     families: Sequence[Any] = (),
 ) -> Model:
-    """A model of some size under a configuration, with feeds of ``batches`` or of the size's own ones."""
+    """Creates a model of a size and configuration, with feeds from ``batches``, by default ``reference_batches``."""
     config = benchmark_config(changes, size.batch)
     make_deterministic(config.seed)
     layouts = config.table_layouts(schema or reference_schema(size))
@@ -82,5 +82,5 @@ def make_model(
 
 
 def gigaflops(matrices: Sequence[Sequence[int]], rows: int) -> float:
-    """Of the products of a step: forward, and backward to inputs and weights, 6 for each weight and row."""
+    """Returns the gigaflops of a step's products, forward and backward: 6 operations for each weight and row."""
     return 6e-9 * rows * sum(int(np.prod(shape)) for shape in matrices)

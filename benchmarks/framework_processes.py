@@ -1,8 +1,8 @@
-"""Models of other frameworks, each in a process of its own, that take turns with ours.
+"""Models of other frameworks, each in a separate process, that take turns with ours.
 
-A process apart keeps thread pools and process-wide settings (deterministic operations, Keras 2 or 3) apart. It reads
-the names of its arms from its standard input, and for each answers with the numbers of one turn, as a line of JSON.
-While others have their turn, it waits for input.
+Separate processes isolate thread pools and process-wide settings (deterministic operations, Keras 2 or 3). A process
+reads names of its arms from the standard input, and answers each with the numbers of one turn, as a line of JSON.
+During the turns of others it waits for input.
 """
 
 import json
@@ -21,13 +21,13 @@ from reference import Size
 from runner import Numbers
 
 Turn = Callable[[], tuple[float, list[float]]]
-"""Takes a turn; returns the mean seconds of a step, and losses, the first step's first."""
+"""Takes a turn; returns the mean seconds of a step, and losses in the order of steps."""
 
 
 def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
-    """The main function of a framework's process: makes its arms for the size in the command line, then takes turns.
+    """Runs a framework's process: makes the arms for the size in its command line, then takes turns on request.
 
-    What it prints on the way, or its libraries, goes to the standard error.
+    Whatever the arms or libraries print goes to the standard error.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -46,17 +46,17 @@ def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
 
 
 class FrameworkProcess:
-    """The process of a framework.
+    """Client of a framework's process.
 
     Attributes:
-        losses: of each arm, turn by turn.
-        waiting_seconds: of the processor, while it was not its turn.
+        losses: the losses of each arm, turn by turn.
+        waiting_seconds: processor time that the process used between its turns.
     """
 
     def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
         command = [sys.executable, str(Path(__file__).with_name(script))]
         command.append(json.dumps({"size": asdict(size), **settings}))
-        # Each has the Keras that its own environment names.
+        # The framework's own environment selects its Keras.
         env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", **environment}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (as long as the process)
@@ -67,7 +67,7 @@ class FrameworkProcess:
         self.waiting_seconds = 0.0
 
     def wait(self) -> None:
-        """Until its models are there."""
+        """Waits until the process has created its models."""
         self.losses = {arm: [] for arm in self._answer()}
 
     def _answer(self) -> Any:
@@ -79,7 +79,7 @@ class FrameworkProcess:
         return json.loads(line)
 
     def turn(self, arm: str) -> Numbers:
-        """Has an arm take its turn."""
+        """Runs a turn of an arm; returns its times in milliseconds, and appends its losses to ``losses``."""
         assert self.process.stdin is not None
         print(arm, file=self.process.stdin, flush=True)
         numbers, losses, self.waiting_seconds = self._answer()
@@ -89,7 +89,7 @@ class FrameworkProcess:
 
 @contextmanager
 def open_frameworks(size: Size, have_torch: bool, compile_torch: bool) -> Iterator[list[FrameworkProcess]]:
-    """The frameworks that there are on this machine."""
+    """Starts the processes of both Kerases and, with ``have_torch``, of PyTorch; kills them on exit."""
     opened: list[FrameworkProcess] = []
     try:
         for keras in ("2", "3"):

@@ -1,7 +1,7 @@
 """The reference model in plain Keras ``fit``, of Keras 2 (tf_keras) or Keras 3: for ``framework_processes``.
 
-One fused table for all features, their linear weights beside them, an in-memory ``tf.data`` that is cached and
-prefetched, the loss from logits, no metrics.
+It has one fused table for all features, with their linear weights, an in-memory ``tf.data`` that is cached and
+prefetched, the loss from logits, and no metrics.
 """
 
 import time
@@ -15,7 +15,7 @@ from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
 
 
 def make_model(keras: ModuleType, size: Size, policy: str) -> Any:
-    """Compiled."""
+    """Returns the compiled model under a mixed-precision policy."""
     keras.mixed_precision.set_global_policy(policy)
     layers, width = keras.layers, size.features * size.width
     normal = keras.initializers.RandomNormal(stddev=SCALE)
@@ -50,7 +50,7 @@ def make_turn(keras: ModuleType, size: Size, policy: str) -> Turn:
     times: list[float] = []
 
     class Clock(keras.callbacks.Callback):
-        """From the first step to the last one, without the start of ``fit``."""
+        """Records the times of the first step's start and the last one's end, without the start of ``fit``."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             times.append(time.perf_counter())

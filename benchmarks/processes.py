@@ -1,4 +1,4 @@
-"""Commands as processes of their own: their time, their memory, and what they print. Several workers, too."""
+"""Runs commands as separate processes, also as several workers; returns their times, memory and output."""
 
 import json
 import os
@@ -17,12 +17,12 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Ended(NamedTuple):
-    """A process that came to its end.
+    """A process that has ended.
 
     Attributes:
-        output: what it printed.
-        seconds, processor_seconds: what it took.
-        peak_bytes: the most memory that it had at once.
+        output: its standard output.
+        seconds, processor_seconds: its wall time and processor time.
+        peak_bytes: its peak resident memory.
     """
 
     output: str
@@ -32,12 +32,12 @@ class Ended(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """Returns what it handed over by ``give``."""
+        """Returns the result that it passed to ``give``."""
         return json.loads(self.output.partition(RESULT)[2].splitlines()[0])
 
 
 def give(result: object) -> None:
-    """Hands a result of this process over to the one that started it, and ends it, whatever threads there are."""
+    """Passes a JSON-serializable result to the process that started this one, and exits without waiting for threads."""
     print(RESULT + json.dumps(result), flush=True)
     os._exit(0)
 
@@ -45,13 +45,10 @@ def give(result: object) -> None:
 def run_python(
     arguments: Sequence[object], size: int = 1, threads: int | None = None, cwd: Path | None = None
 ) -> list[Ended]:
-    """Runs ``python ARGUMENTS`` as each of ``size`` workers, or as a process alone.
+    """Runs ``python ARGUMENTS`` as each of ``size`` workers, or as a single process.
 
-    Args:
-        threads: of each worker; by default as many as there are processors.
-
-    Raises:
-        SystemExit: one of them failed.
+    ``threads`` is the number of threads of each worker, by default the number of processors. Raises SystemExit if a
+    process fails.
     """
     command = [sys.executable, *map(str, arguments)]
     limits = (
@@ -84,5 +81,5 @@ def run_python(
 
 
 def run_command(*arguments: object, cwd: Path | None = None, threads: int | None = None) -> Ended:
-    """Runs ``ctr WORDS`` to its end."""
+    """Runs ``ctr ARGUMENTS`` until it ends. Raises SystemExit if it fails."""
     return run_python(["-m", "ctr", *arguments], threads=threads, cwd=cwd)[0]

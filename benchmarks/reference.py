@@ -1,7 +1,7 @@
-"""What benchmarks measure on: the features, ids and labels of the reference model, in memory and as a log.
+"""The reference model of the benchmarks: its features, configuration, ids and labels, in memory and as a log.
 
 DCNv2 (three crosses of rank 64, layers of 1024, 512 and 256) on 26 features of 100,000 buckets and width 16, at
-batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks take the same ids from here.
+batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow, because other frameworks use the same ids.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from ctr.training.config import BatchConfig
 
 ZIPF = 1.2
 SLATE = 4
-"""Rows of a query."""
+"""Number of rows of a query."""
 ADAGRAD = {"optimizer": {"dense": {"preconditioned_from_rows": None}}}
-"""The configuration of plain AdaGrad, without Shampoo and momentum."""
+"""Changes to the configuration for plain AdaGrad, without Shampoo and momentum."""
 RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
-"""How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
+"""AdaGrad's settings in all frameworks, for the batch's mean loss; the standard deviation of initial embeddings."""
 INTERVAL_ROWS = 200_000
 MODEL: dict[str, Any] = {
     "experts": ["network"],
@@ -38,7 +38,7 @@ MODEL: dict[str, Any] = {
     "crosses": {"layers": 3, "rank": 64, "ramp": 100_000},
     "deep": {"units": [1024, 512, 256]},
 }
-"""The reference model, as a configuration has it."""
+"""The reference model: section ``model`` of its configuration."""
 _OPTIMIZER = {
     "embeddings": {
         **{"learning_rate": 0.1, "initial_accumulator": 0.1},
@@ -50,10 +50,10 @@ _OPTIMIZER = {
 
 @dataclass(frozen=True)
 class Size:
-    """The features of a model, and the batches that it learns from again and again.
+    """Sizes of a model's features, and of the ``feeds`` batches that it is trained on repeatedly.
 
     Attributes:
-        buckets: of each feature; where ids grow, how many there are.
+        buckets: number of buckets of each feature, or of its distinct ids if they grow.
         growing: whether ids grow.
     """
 
@@ -70,31 +70,31 @@ TINY = Size(features=4, buckets=1000, width=8, batch=256, feeds=2)
 
 
 def reference_config(changes: Mapping[str, Any], batch: int = REFERENCE.batch) -> dict[str, Any]:
-    """The configuration of the reference model, which learns by Shampoo, with changes."""
+    """Returns the configuration of the reference model, which is trained by Shampoo, with ``changes`` merged in."""
     content = {"batch": batch_of(batch), "model": MODEL, "optimizer": _OPTIMIZER}
     return merged(content, changes)
 
 
 def batch_of(rows: int) -> dict[str, int]:
-    """The configuration of batches of so many rows."""
+    """Returns the configuration of batches of ``rows`` rows."""
     return {"rows": rows, "max_query_rows": max(rows, BatchConfig().max_query_rows)}
 
 
 def reference_schema(size: Size = REFERENCE) -> Schema:
-    """Its features."""
+    """Returns the schema of the reference model's features."""
     buckets = dict.fromkeys((f"f{n}" for n in range(size.features)), None if size.growing else size.buckets)
     return category_schema(buckets, width=size.width)
 
 
 def category_schema(buckets: Mapping[str, int | None], **options: Any) -> Schema:
-    """Categories of so many buckets each, None for ids that grow; ``options`` are the same for all."""
+    """Returns a schema of categories by their numbers of buckets, None for growing ids; ``options`` are for all."""
     return Schema(
         features=tuple(Category(name=n, source=n, buckets=size, **options) for n, size in buckets.items())
     )
 
 
 def reference_layers() -> list[list[tuple[int, ...]]]:
-    """The shapes of the dense weights of the reference model by layer, in the order of the work."""
+    """Returns the shapes of the reference model's dense weights by layer, in the order of the forward pass."""
     inputs, rank = REFERENCE.features * REFERENCE.width, MODEL["crosses"]["rank"]
     crosses = [[(inputs, rank), (rank, inputs), (inputs,)]] * MODEL["crosses"]["layers"]
     sizes = [inputs, *MODEL["deep"]["units"], 1]
@@ -102,34 +102,34 @@ def reference_layers() -> list[list[tuple[int, ...]]]:
 
 
 def dense_shapes() -> list[tuple[int, ...]]:
-    """The dense weights of the reference model."""
+    """Returns the shapes of the reference model's dense weights."""
     return [shape for layer in reference_layers() for shape in layer]
 
 
 def zipf_ids(random: np.random.Generator, rows: int, size: Size = REFERENCE) -> np.ndarray:
-    """int32 [rows, features]."""
+    """Draws ids by Zipf's law, int32 [rows, features]."""
     return ((random.zipf(ZIPF, (rows, size.features)) - 1) % size.buckets).astype(np.int32)
 
 
 def log_ids(ids: np.ndarray, size: Size) -> np.ndarray:
-    """The same ids as a log has them: where they grow, fingerprints."""
+    """Returns ids as a log stores them: fingerprints, int64, if ids grow, else unchanged."""
     return splitmix64(ids.astype(np.uint64)).view(np.int64) if size.growing else ids
 
 
 def click_labels(random: np.random.Generator, ids: np.ndarray) -> np.ndarray:
-    """float32 [N]: clicks at a rate of 0.1, or 0.3 where the first id is odd, so that there is something to learn."""
+    """Draws labels, float32 [N]: the click rate is 0.1, or 0.3 where the first id is odd, so that models can learn."""
     return (random.random(len(ids)) < 0.1 + 0.2 * (ids[:, 0] % 2)).astype(np.float32)
 
 
 def reference_examples(size: Size) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ids and labels of each of the batches."""
+    """Returns the ids, int32 [B, F], and labels, float32 [B], of each of the ``size.feeds`` batches."""
     random = np.random.default_rng(0)
     ids = [zipf_ids(random, size.batch, size) for _ in range(size.feeds)]
     return [(batch_ids, click_labels(random, batch_ids)) for batch_ids in ids]
 
 
 def reference_batches(size: Size = REFERENCE, slate: int = SLATE) -> list[Batch]:
-    """The same examples in queries of ``slate`` rows."""
+    """Returns the batches of ``reference_examples`` in queries of ``slate`` rows."""
     batches = []
     number, ones = np.arange(size.batch, dtype=np.int64), np.ones(size.batch, np.float32)
     for ids, label in reference_examples(size):
@@ -151,7 +151,7 @@ def reference_batches(size: Size = REFERENCE, slate: int = SLATE) -> list[Batch]
 
 
 def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
-    """The reference model's features and batches, with lists of so many values of the first feature in each row."""
+    """Returns the reference schema and batches with another, multivalent feature of ``last`` values in each row."""
     schema, random = reference_schema(size), np.random.default_rng(2)
     recent = Category(
         name="recent",
@@ -170,7 +170,7 @@ def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
 
 
 def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
-    """A log of such examples."""
+    """Creates a log of ``rows`` reference examples; returns its folder."""
     schema = reference_schema(size)
     create_log(folder, schema)
     random = np.random.default_rng(1)
@@ -188,7 +188,7 @@ def publish_log(
     """Creates a log of queries of ``SLATE`` rows, ``query_us`` microseconds apart, and publishes all of it.
 
     Args:
-        ids: [N, F].
+        ids: ids as the schema's log stores them, [N, F].
         label: [N], 0 or 1.
     """
     create_log(folder, schema)
@@ -211,11 +211,11 @@ def publish_rows(
     """Publishes a partition of whole queries.
 
     Args:
-        ids: [N, F].
+        ids: ids as the schema's log stores them, [N, F].
         label: [N], 0 or 1.
-        query: int64 [N], ascending.
-        first: the number of the first row.
-        time: int64 [N] in microseconds; by default the number of the query.
+        query: query ids, int64 [N], ascending.
+        first: example id of the first row.
+        time: int64 [N], in microseconds; by default the query id.
     """
     time, ones = query if time is None else time, np.ones(len(label), np.float32)
     columns = {

@@ -1,13 +1,13 @@
 """The runner of all benchmarks: arms in turns, statistics, tables, JSON and the command line.
 
-An *arm* is a function that does one round of its work and returns numbers. ``compare`` lets arms take turns and gives,
-for each number, the median and the ratio to the first arm within a round. A benchmark is a function whose parameters
-are the options of its command and which returns nested mappings of numbers; ``main`` runs it:
+An *arm* is a function that does one round of its work and returns numbers. ``compare`` lets arms take turns and
+returns, for each number, the median and the ratio to the first arm within a round. A benchmark is a function whose
+parameters are the options of its command and which returns nested mappings of numbers; ``main`` runs it:
 
     python benchmarks/bench_NAME.py [--OPTION VALUE ...] [--quick] [--json FILE]
 
-It prints tables and writes FILE, by default runs/bench_NAME.json. ``--quick`` is a small run, which shows that the
-benchmark works; its numbers mean nothing.
+It prints tables and writes FILE, by default runs/bench_NAME.json. ``--quick`` makes a small run, which only shows that
+the benchmark works; its numbers are meaningless.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from scipy import stats
 
 from ctr.io.files import write_atomic_bytes
 
-# Of a benchmark that loads TensorFlow, which comes after this module.
+# For benchmarks that load TensorFlow, which they do after this module.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 Numbers = Mapping[str, float]
@@ -52,13 +52,13 @@ _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS
 def take_turns(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str, list[Numbers]]:
     """Returns the numbers of each arm, round by round.
 
-    A slow minute of the machine then slows all arms. Every other round goes backwards: what a turn leaves behind, in
-    caches and in threads, is not always the same arm's.
+    With turns, a slow minute of the machine slows all arms alike. Every other round is in reverse order, so that an arm
+    does not always follow the same one, which leaves its state in caches and threads.
 
     Args:
-        arms: by name.
-        rounds: that count.
-        warm: rounds before them, in which functions are compiled and memory is touched.
+        arms: the arms by name.
+        rounds: number of measured rounds.
+        warm: number of unmeasured rounds before, in which functions are compiled and memory is touched.
     """
     turns: dict[str, list[Numbers]] = {name: [] for name in arms}
     for number in range(-warm, rounds):
@@ -72,7 +72,7 @@ def take_turns(arms: Mapping[str, Arm], rounds: int, warm: int = 1) -> dict[str,
 def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, float | None]:
     """Returns the geometric mean of the ratios within a round, with its 95% interval.
 
-    The interval is Student's of the mean logarithm; with one round there is none.
+    The interval is Student's t interval of the mean logarithm; None with a single round.
     """
     logs = np.log(np.asarray(values, np.float64) / np.asarray(base, np.float64))
     center, low, high = float(logs.mean()), None, None
@@ -111,8 +111,8 @@ def timed(work: Callable[[], object], count: int = 1) -> Arm:
     """Returns an arm that times some work.
 
     Args:
-        work: what is timed.
-        count: what it does so often that its time is divided by this.
+        work: the function to time.
+        count: number of repetitions within ``work``, by which the time is divided.
     """
 
     def turn() -> Numbers:
@@ -124,7 +124,7 @@ def timed(work: Callable[[], object], count: int = 1) -> Arm:
 
 
 def processor_ms(work: Callable[[], object]) -> float:
-    """Returns the processor time of some work, over all threads."""
+    """Returns the processor time of ``work`` in milliseconds, over all threads."""
     begun = time.process_time()
     work()
     return 1000 * (time.process_time() - begun)
@@ -134,9 +134,9 @@ def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[s
     """Returns the shortest time, the median, the 99th percentile and the mean processor time of calls, in ms.
 
     Args:
-        work: called once before.
-        seconds: how long calls go on.
-        least: how many calls there are in any case.
+        work: the function to time; called once before.
+        seconds: how long calls are repeated.
+        least: minimum number of calls.
     """
     work()
     times: list[float] = []
@@ -151,7 +151,7 @@ def repeat(work: Callable[[], object], seconds: float, least: int = 3) -> dict[s
 
 
 def cached_json(path: Path, compute: Callable[[], Any]) -> Any:
-    """Returns what is in a JSON file, computed where it is not there yet: so a long benchmark can be interrupted."""
+    """Returns the content of a JSON file, which is computed if absent, so that a long benchmark can be interrupted."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic_bytes(path, (json.dumps(compute()) + "\n").encode())
@@ -159,13 +159,13 @@ def cached_json(path: Path, compute: Callable[[], Any]) -> Any:
 
 
 def resident_bytes() -> int:
-    """Returns how much of the memory of this process is resident."""
+    """Returns the resident memory of this process, in bytes."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(fields["VmRSS"].split()[0])
 
 
 def environment() -> dict[str, Any]:
-    """Returns what a result depends on beside the code: processor, threads, versions."""
+    """Returns what a result depends on besides the code: processor, load, threads, versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -185,19 +185,19 @@ def environment() -> dict[str, Any]:
 
 
 def check_names(kind: str, names: Sequence[str], allowed: Sequence[str]) -> None:
-    """Ends the program if one of the names is not allowed."""
+    """Raises SystemExit if one of the names is not allowed."""
     if unknown := [name for name in names if name not in allowed]:
         raise SystemExit(f"error: no {kind} {unknown[0]!r}; there are {'; '.join(allowed)}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a table in Markdown."""
+    """Formats a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def nested_tables(results: Results, title: str = "") -> str:
-    """Returns tables of nested numbers: a row for each mapping of numbers, together with its neighbors."""
+    """Formats nested numbers as Markdown tables: neighboring mappings of numbers become the rows of one table."""
     parts = [f"### {title}"] if title else []
     plain = {name: value for name, value in results.items() if _is_cell(value)}
     rows = {name: value for name, value in results.items() if _is_row(value)}
@@ -215,7 +215,7 @@ def nested_tables(results: Results, title: str = "") -> str:
 
 
 def _alike(rows: Mapping[str, Results]) -> list[dict[str, Results]]:
-    """Rows in groups: a row is in a group with those before it if they have a column in common."""
+    """Groups neighboring rows: a row joins the group before it if they have a column in common."""
     groups: list[dict[str, Results]] = []
     for name, row in rows.items():
         if not groups or not any(set(row) & set(other) for other in groups[-1].values()):
@@ -250,12 +250,12 @@ def _cell(value: object) -> str:
 
 
 def main(measure: Callable[..., Results], quick: Mapping[str, Any], prints: bool = True) -> Results:
-    """Runs a benchmark from the command line; returns what it found.
+    """Runs a benchmark from the command line, writes its results to a JSON file and returns them.
 
     Args:
-        measure: the benchmark; its parameters with defaults are the options of the command.
-        quick: what replaces these defaults for a small run.
-        prints: whether to print the results; a benchmark of several parts prints each by itself.
+        measure: the benchmark; its parameters, all with defaults, are the options of the command.
+        quick: replacements of these defaults for a small run.
+        prints: whether to print the results; False for a benchmark that prints its parts by itself.
     """
     module = inspect.getmodule(measure)
     name = Path(inspect.getfile(measure)).stem
@@ -296,7 +296,7 @@ def main(measure: Callable[..., Results], quick: Mapping[str, Any], prints: bool
 
 
 def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
-    """Adds the option of a parameter: a tuple takes several values, a truth value is a switch."""
+    """Adds the option of a parameter: a tuple takes several values, a Boolean is a switch."""
     default, flag = parameter.default, f"--{parameter.name.replace('_', '-')}"
     help_text = f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}"
     common: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text}

@@ -1,8 +1,8 @@
-"""Runs a study, a measurement of hours that a page of the documentation cites: one of ``benchmarks/studies``.
+"""Runs a study of ``benchmarks/studies``: a measurement that takes hours and that the documentation cites.
 
     python benchmarks/study.py NAME [--OPTION VALUE ...]
 
-A study imports the files of ``benchmarks`` and of its own folder, and its processes do too.
+A study and its processes can import the modules of ``benchmarks`` and of its own folder.
 """
 
 import os
@@ -14,7 +14,7 @@ STUDIES = Path(__file__).resolve().parent / "studies"
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the study that the first word names, with the other words as its options."""
+    """Runs the study named by the first argument, with the other arguments as its options."""
     names = sorted(path.stem for path in STUDIES.glob("*.py") if "__main__" in path.read_text())
     if not arguments or arguments[0] not in names:
         raise SystemExit(f"usage: study.py NAME [--OPTION VALUE ...], NAME being one of {', '.join(names)}")

@@ -1,6 +1,6 @@
 """The reference model in PyTorch: one fused table with sparse gradients, linear weights beside the embeddings, AdaGrad.
 
-Compiled is what ``torch.compile`` takes: all but the table, whose gradient is sparse.
+``torch.compile`` compiles all but the table, whose gradient is sparse.
 """
 
 import time
@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Network(nn.Module):
-    """Everything but the table: crosses of some rank, layers of some units."""
+    """Crosses of rank ``rank`` and deep layers of ``layers`` units: the model without its table."""
 
     def __init__(
         self, width: int, crosses: int = 3, rank: int = 64, layers: Sequence[int] = (1024, 512, 256)
@@ -28,7 +28,7 @@ class Network(nn.Module):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Logits of rows [B, features, width + 1]."""
+        """Computes logits, float32 [B], from rows of the table [B, features, width + 1]."""
         width = rows.shape[2] - 1
         e0 = rows[:, :, :width].flatten(1).to(dtype)
         hidden = e0
@@ -42,7 +42,7 @@ class Network(nn.Module):
 def make_step(
     size: dict[str, int], weights: dict[str, Any], dtype: torch.dtype, compiled: bool, device: str
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """The logits of ids [B, F] that are rows of the table; and a step with labels [B], which returns the loss."""
+    """Returns a function from ids [B, F], rows of the table, to logits [B], and a training step returning the loss."""
     torch.manual_seed(0)
     rows = nn.Embedding(size["features"] * size["buckets"], size["width"] + 1, sparse=True, device=device)
     nn.init.normal_(rows.weight, std=0.05)
@@ -74,7 +74,7 @@ def make_step(
 def compare(
     program: dict[str, Any], examples: Sequence[tuple[np.ndarray, np.ndarray]], rate: float, seconds: float
 ) -> None:
-    """Prints examples a second of PyTorch, eager and compiled, beside ``rate`` of the same model in this program."""
+    """Prints PyTorch's examples per second, eager and compiled, beside this program's ``rate`` for the same model."""
     size, name = program["size"], f"PyTorch {program['dtype']}, batch {program['size']['batch']}"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     offsets = np.arange(size["features"]) * size["buckets"]
@@ -94,7 +94,7 @@ def compare(
                     loss = step(*feeds[number % 2])
                 losses.append(float(loss))
                 times.append((time.perf_counter() - last) / 10)
-        except Exception as error:  # of a compiler or a memory that is not there, whatever its kind
+        except Exception as error:  # no compiler or too little memory, whatever the type of the error
             print(f"{arm}: {str(error).partition(chr(10))[0]}", flush=True)
             continue
         torch_rate = size["batch"] / float(np.median(times))

@@ -16,7 +16,7 @@ def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:
     data = [
         (torch.from_numpy(ids + offsets), torch.from_numpy(label)) for ids, label in reference_examples(size)
     ]
-    # Where it cannot be compiled, this says so.
+    # Raises an error here if the model cannot be compiled.
     forward(data[0][0])
 
     def turn() -> tuple[float, list[float]]:
@@ -34,7 +34,7 @@ def make(size: Size, compiled: bool) -> dict[str, Turn]:
         if compiled:
             try:
                 turns[f"PyTorch {name}, compiled"] = make_turn(size, dtype, compiled=True)
-            except Exception as error:  # of a compiler that is not there or does not work, whatever its kind
+            except Exception as error:  # the compiler is missing or broken, whatever the type of the error
                 print(f"torch.compile: {error}")
     return turns
 

@@ -30,7 +30,7 @@ def checked_weights(values: npt.ArrayLike) -> FloatArray:
 
 
 def checked_probabilities(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Returns `values` as float64 [N]; refuses those outside 0..1 and NaN."""
+    """Returns `values` as float64 [N]; refuses values outside 0..1 and NaN."""
     return _checked(name, values, lambda p: (p >= 0) & (p <= 1), "probabilities from 0 to 1")
 
 
@@ -46,7 +46,7 @@ def _checked(
 def checked_ids(name: str, values: npt.ArrayLike) -> IntArray:
     """Returns `values` as int64 [N]; refuses all but signed integers.
 
-    Unsigned ones of 2**63 and more would change their value, and with it their query.
+    Unsigned integers from 2**63 up would wrap around, and then name another query.
     """
     column = np.asarray(values)
     _check_one_dimensional(name, column)

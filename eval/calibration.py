@@ -30,7 +30,7 @@ _STATE = {"id", "key", "sums", "bin_key", "bin_sums"}
 
 
 class Calibration(SumState):
-    """Overall calibration."""
+    """Calibration over all rows: sums of labels and predictions by query bucket."""
 
     LAYOUT: ClassVar = {"sums": ((BUCKETS, 3), np.float64)}
 
@@ -267,7 +267,7 @@ def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def _bias(sums: FloatArray) -> FloatArray:
-    """Bias from sums of weight, weight * label, weight * probability [..., 3]; [...]."""
+    """Computes the bias [...] from sums of weight, weight * label and weight * probability [..., 3]."""
     return ratio(sums[..., 1] - sums[..., 2], sums[..., 0])
 
 

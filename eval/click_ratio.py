@@ -22,7 +22,7 @@ from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.intervals import CONFIDENCE, Estimate
 
 FEW_CLICKS = 15
-"""Effective clicks from which on the jackknife gives the interval; at most a quarter of the buckets."""
+"""Least number of effective clicks for which the jackknife gives the interval; at most a quarter of the buckets."""
 CLOSE = 0.03  # a model is calibrated if the interval reaches to within this distance of 1
 LIMITS = (0.9, 1.1)  # a model is miscalibrated if the whole interval lies outside
 
@@ -49,7 +49,7 @@ def click_ratio_interval(estimate: Estimate, clicks: FloatArray) -> tuple[FloatA
 
 @cache
 def poisson_limits(count: int) -> tuple[float, float]:
-    """Computes exact 95% limits of the mean of a Poisson variable with the value `count`, at least 1 (Garwood 1936)."""
+    """Computes exact 95% limits of a Poisson mean from an observed `count` of at least 1 (Garwood 1936)."""
     tail = (1 - CONFIDENCE) / 2
     return _mean_with(count - 1, 1 - tail), _mean_with(count, tail)
 

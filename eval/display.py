@@ -34,7 +34,7 @@ def verdict(metric: str, difference: float, significant: bool | None) -> str:
 
 
 def decimals_for(low: float | None, high: float | None) -> int:
-    """Returns the decimals that show two digits of an interval's half-width; 5 without an interval."""
+    """Returns the number of decimals that shows two digits of an interval's half-width; 5 without an interval."""
     if low is None or high is None or not 0 < (half := (high - low) / 2) < math.inf:
         return _DECIMALS
     return min(max(1, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
@@ -161,7 +161,7 @@ def paired_cells(
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Returns a warning of one line if predictions are no better than the base rate; else empty.
+    """Returns a one-line warning if predictions are no better than the base rate, else an empty string.
 
     A constant prediction, the base rate of the same rows, has normalized entropy 1. ``summary`` has
     ``normalized_entropy`` and ``normalized_entropy_ci95``.

@@ -7,14 +7,14 @@ replicates r_1 .. r_n,
    variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
    interval = point -+ t * sqrt(variance)                 (t: Student's quantile)
 
-Metrics above 0 (logloss, ratios), and those between 0 and 1 (AUC), are skewed where clicks are few:
+Metrics above 0 (logloss, ratios) or between 0 and 1 (AUC) are skewed where clicks are few:
 their variance and interval are computed on the logarithm, or the logit, and its ends transformed back
 (`Scale`). A few buckets may carry most of the variance (those with a click, where clicks are rare). By
 Satterthwaite's rule, with d_k = r_k - mean r,
 
    degrees of freedom = 2 (sum d_k^2)^2 / (sum d_k^4 - (sum d_k^2)^2 / n),   rounded down, from 1 to n - 1
 
-which is n - 1 for normal d_k, and twice the number of the buckets that carry it for few. Two runs over the
+which is n - 1 for normal d_k; if few buckets carry the variance, it is twice their number. Two runs over the
 same log share their buckets, so the difference of their replicates is a replicate of their difference. Where
 a few queries carry most of the weight, or few buckets are non-empty, the interval covers less
 than 95%.
@@ -185,7 +185,7 @@ def _margin(replicates: FloatArray, occupied: BoolArray) -> FloatArray:
 
 
 def _degrees(shares: FloatArray, buckets: IntArray) -> IntArray:
-    """Degrees of freedom [...] of a variance, from the share of it that each bucket has [K, ...]."""
+    """Computes the degrees of freedom [...] of a variance from each bucket's share of it [K, ...]."""
     most = np.maximum(buckets - 1, 0)
     excess = np.square(shares).sum(axis=0) - 1 / np.maximum(buckets, 1)
     # Equal buckets have no excess, except for rounding; it is undefined if no bucket varies.

@@ -13,9 +13,9 @@ from ctr.eval.states import BUCKETS, SumState
 class Logloss(SumState):
     """Weighted mean logloss in nats, and normalized entropy: logloss over the entropy of the base rate.
 
-    Normalized entropy is 1 for the best constant prediction and below 1 for a better one; it compares logs
+    Normalized entropy is 1 for the best constant prediction and below 1 for a better one; it is comparable between logs
     of different click rates (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD
-    2014). Weights of the classes are two sums, because the smaller class must not be rounded away beside a huge one.
+    2014). Weights of the classes are two sums, so that rounding does not lose the smaller class beside a huge one.
     """
 
     LAYOUT: ClassVar = {"class_weight": ((BUCKETS, 2), np.float64), "loss": ((BUCKETS,), np.float64)}

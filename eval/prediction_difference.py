@@ -25,7 +25,7 @@ from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.eval.states import BUCKETS, SumState, query_bucket
 from ctr.io.errors import InputError
 
-ALWAYS = (-math.inf, math.inf)  # all query times: the first one, and the first one behind
+ALWAYS = (-math.inf, math.inf)  # all query times, as a half-open range
 _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
 
@@ -168,7 +168,7 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """Returns the middle of the recorded query times within ``between``, in microseconds; None without predictions."""
+    """Returns where the second half of the recorded times in ``between`` starts, in microseconds; None without any."""
     times: list[int] = []
     parts = prediction_parts(run)
     for order, index in ((parts, 0), (parts[::-1], -1)):

@@ -26,7 +26,7 @@ class ScoredRows:
     """Rows of positive metric weight, N of them, from Q whole queries."""
 
     examples: int  # rows read, including weight 0
-    queries: int  # Q, queries read, those without any weight included
+    queries: int  # Q, queries read, including queries without any weight
     has_weight: BoolArray  # [examples], whether a row read has positive weight
     label: BoolArray  # [N], clicked or not
     logit: FloatArray  # [N]

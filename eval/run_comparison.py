@@ -43,7 +43,7 @@ _BATCH_NOTE = "The batches differ, so that the times of steps have no ratio: exa
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of two runs; None where unknown."""
+    """A cost of two runs, with their ratio; None where unknown."""
 
     a: float | None
     b: float | None
@@ -207,7 +207,7 @@ class RunComparison:
 
 
 def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
-    """Compares two finished runs. Raises NotComparableError where they read different logs or scored other examples."""
+    """Compares two finished runs. Raises NotComparableError if they read different logs or scored other examples."""
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
 

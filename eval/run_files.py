@@ -24,7 +24,7 @@ from ctr.io.files import check_local
 WINDOWS = "windows.parquet"
 
 COMPARED = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
-"""Metrics with an interval, the most telling first."""
+"""Metrics with an interval, the most informative first."""
 
 _WINDOW_COLUMNS = {
     "examples": np.int64,
@@ -125,7 +125,7 @@ def read_timeline(run: Run) -> Timeline:
 
 
 def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
-    """Returns the slices of a run without metrics.slices, the most different features first; may be empty."""
+    """Returns the default slices of a run, by feature, the one that differs most in calibration first; may be empty."""
     return _parsed(run.folder, run.sums.slices)
 
 
@@ -145,12 +145,12 @@ def count_rejects(folder: Path) -> dict[str, int]:
 
 
 def prediction_parts(folder: Path) -> list[Path]:
-    """Lists the files of recorded predictions, in the log's order; none if the run did not record any."""
+    """Lists the files of recorded predictions, in the log's order; empty if the run did not record any."""
     return sorted((folder / "predictions").glob("*.parquet"))
 
 
 def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Reads columns of one file of predictions. Raises InputError where one is not of numbers without nulls."""
+    """Reads columns of one file of predictions. Raises InputError unless each holds numbers without nulls."""
     table = read_columns(path, columns, "predictions")
     for name in columns:
         kind = table[name].dtype.kind
@@ -162,7 +162,7 @@ def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetrics:
     """Computes the metrics of a run's predictions with query times from `start_us` up to, but not including, `end_us`.
 
-    Raises InputError also where no prediction was recorded in these times.
+    Raises InputError if a file is invalid, or no prediction was recorded in these times.
     """
     metrics = ProgressiveMetrics()
     for path in prediction_parts(folder):
@@ -221,7 +221,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not YAML: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
-    # Dates, keys that are no strings and numbers that are not finite become strings, as JSON has none of them.
+    # Dates, keys that are not strings and numbers that are not finite become strings, as JSON has none of them.
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str), parse_constant=str)
     return plain
 

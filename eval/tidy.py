@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def row(metric: str, number: Number | Estimate | float | None, **keys: object) -> Row:
-    """Makes a row from a number; `keys` are among `KEYS`."""
+    """Returns the row of a number; `keys` are among `KEYS`."""
     if isinstance(number, Estimate):
         number = number.number()
     if not isinstance(number, Number):
@@ -50,7 +50,7 @@ def row(metric: str, number: Number | Estimate | float | None, **keys: object) -
 
 
 def tidy(rows: Iterable[Row]) -> "pd.DataFrame":
-    """Makes a table from rows."""
+    """Returns a table with ``COLUMNS`` from rows; its numbers are float64, NaN if unknown or undefined."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(COLUMNS))

@@ -25,7 +25,7 @@ SERIES = {
     "predicted_click_rate": ("predicted", "weight"),
     "calibration_ratio": ("predicted", "clicks"),
 }
-"""Metrics from the sums of a window: numerator, denominator. AUC compares rows of different queries: none."""
+"""Numerator and denominator of each metric that sums suffice for; AUC, which compares rows of all queries, has none."""
 
 
 class Timeline:
@@ -49,7 +49,7 @@ class Timeline:
         return len(self.windows)
 
     def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
-        """Adds a completed window: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
+        """Adds a window: ``examples`` are the log's rows up to its end, ``times`` its ends, in microseconds."""
         row = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
         self.windows = np.concatenate([self.windows, row])
@@ -74,14 +74,14 @@ class Timeline:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        """Inverts `to_arrays`; raises KeyError for anything else."""
+        """Inverts `to_arrays`; raises KeyError if an array is missing."""
         timeline = cls()
         timeline.windows, timeline.sums = arrays["windows"].copy(), arrays["sums"].copy()
         timeline._stride = int(arrays["stride"])
         return timeline
 
     def joined(self, starts: IntArray) -> Self:
-        """Returns a copy whose entries are merged into one per stretch; ``starts`` are entries, ascending from 0."""
+        """Returns a copy with neighboring entries merged; ``starts`` are the first entry of each, ascending from 0."""
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
@@ -141,7 +141,7 @@ class Timeline:
 
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:
-    """Sums of a window per group of buckets, float64 [32, 6]."""
+    """Returns the sums of a window per group of buckets, float64 [32, 6]."""
     columns = np.stack(
         [
             *window.calibration.sums.T,

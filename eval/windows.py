@@ -58,7 +58,7 @@ _SLICE = (("key", "sums", "bucket", _CELL), ("bin_key", "bin_sums", "bin", _CLAS
 
 
 class Sums:
-    """Sums of a run. States are written to it and read from it bit for bit; damaged sums raise ValueError."""
+    """Table of a run's sums. Metric states are written and read bit for bit; reading damaged sums raises ValueError."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
@@ -204,6 +204,6 @@ class Sums:
 def _by_metric(
     path: str, array: npt.NDArray[Any], names: tuple[str, ...]
 ) -> list[tuple[str, npt.NDArray[Any]]]:
-    """Returns an array, or views of its parts along the last axis where that has names, by metric."""
+    """Returns pairs of a metric and its values: views along the last axis if it has ``names``, or the whole array."""
     parts = [(f"{path}/{name}", array[..., index]) for index, name in enumerate(names)]
     return parts or [(path, array)]

@@ -1,7 +1,7 @@
-"""Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor``, for the Keras that ``tf.keras`` is.
+"""Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback``, ``Adafactor``, for whichever Keras, 2 or 3, ``tf.keras`` is.
 
-Importing this package loads neither TensorFlow nor Keras. Each loaded Keras then recognizes the optimizers
-"shampoo" and "soap", and restores them in ``load_model`` (``register``).
+Importing this package loads neither TensorFlow nor Keras. Each Keras that is already loaded then recognizes the
+optimizers "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
 
 import importlib
@@ -40,22 +40,22 @@ _MODULES = {
     "presets": "contrib.presets",
     "statistics_of": "contrib.backpack",
 }
-"""Modules of names that are no optimizers of Keras; ``presets`` is one itself."""
+"""Module of each name that is not a Keras optimizer; ``presets`` is itself a module."""
 
 _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
-"""The package of each Keras, and the module with the optimizer for it."""
+"""Module with the optimizers for each Keras, by the name of its package."""
 
-# Names like those of built-in optimizers; in saved models, where those of mixed precision have the class's name alone.
+# Names as of built-in optimizers, and as in saved models, where mixed-precision ones have only the class name.
 _NAMES = {name: kind for kind in ("Shampoo", "Soap") for name in (kind.lower(), kind, f"ctr>{kind}")}
 # Without the prefix, the name is that of Keras' built-in Adafactor.
 _NAMES["ctr>Adafactor"] = "Adafactor"
 
 
 class _StandIn(str):
-    """A registered name that Keras makes an optimizer from, as it would from a class.
+    """Registered name from which Keras creates an optimizer, as it would from a class.
 
     It is a string because Keras, when it loads a model that was compiled with ``optimizer="shampoo"``, replaces the
-    string by the object registered under it and passes that to ``compile``, which takes strings and no classes.
+    string by the object registered under it and passes that to ``compile``, which takes strings but not classes.
     """
 
     adapter: str
@@ -68,7 +68,7 @@ def register() -> None:
     """Registers the names of the optimizers in each Keras that is loaded.
 
     It is called when this package is imported, and at the first access to one of its classes. If Keras is imported
-    later, and a name or ``load_model`` is used before any class, call it again. Names that others registered are
+    later, and a name or ``load_model`` is used before any class, call it again. Existing registrations are
     not replaced.
 
         >>> register()

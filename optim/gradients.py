@@ -3,8 +3,8 @@
 Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
 table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
 
-**Weights without a gradient** in a step: their weight and state stay unchanged, to the bit. Tracing determines them,
-so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
+**Weights without a gradient** in a step, and their state, stay unchanged to the bit. They are known at tracing time,
+so that a step in which all weights have a gradient has no operation for this. As in PyTorch's Distributed
 Shampoo, Shampoo counts steps and collections for all variables together: averages of a variable that missed some are
 corrected like all others. Adafactor's moments decay by the steps in which the weight had a gradient.
 """
@@ -23,13 +23,13 @@ Present: TypeAlias = "np.ndarray | None"
 
 
 def present_among(indices: Collection[int], count: int) -> Present:
-    """Returns the mask of these tensors among ``count`` tensors."""
+    """Returns the mask of the tensors ``indices`` among ``count`` tensors, bool [count]; None if it has all."""
     present = np.isin(np.arange(count), list(indices))
     return None if present.all() else present
 
 
 def of_tensors(present: Present, tensors: Sequence[int] | np.ndarray) -> Present:
-    """Returns the mask of the blocks, or matrices, whose tensor is present."""
+    """Returns the mask of the blocks or matrices whose tensor is present; ``tensors`` has the tensor of each."""
     if present is None:
         return None
     marked = present[np.asarray(tensors, np.int64)]
@@ -123,7 +123,7 @@ def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 class GradientSteps:
-    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of weights trained by rows."""
+    """Base of optimizers with dense, sparse or missing gradients; ``tables`` are indices of weights trained by rows."""
 
     weights: list[tf.Variable]
     tables: tuple[int, ...]
@@ -136,10 +136,10 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> None:
-        """Takes one step in place; None leaves a weight unchanged. By default all weights but tables decay.
+        """Updates weights in place; a gradient None leaves its weight unchanged. By default all but tables decay.
 
-        The host computes due roots, in the step or, if XLA compiles it, when ``exchange`` is called
-        after it; with ``on_device`` the device does, in any step.
+        If roots are due, the host computes them, within the step or, if XLA compiles it, when ``exchange`` is
+        called after it. With ``on_device`` the device computes them within the step.
 
         Raises ValueError: the shape of a gradient differs from its weight's, or the device cannot compute the roots.
         """
@@ -153,7 +153,7 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> tf.Tensor:
-        """Calls ``update`` if all gradients are finite, else counts the step; returns whether they are, bool scalar."""
+        """Updates if all gradients are finite, else only counts the step; returns whether they are, bool scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 

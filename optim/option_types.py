@@ -14,7 +14,7 @@ from ctr.io.errors import did_you_mean
 OptionsT = TypeVar("OptionsT")
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-"""Settings of every dataclass of options. A group of options may also be a mapping."""
+"""Pydantic settings of every dataclass of options. A group of options may also be given as a mapping."""
 
 
 def _python_number(value: Any) -> Any:
@@ -36,7 +36,7 @@ Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 
 
 def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with ``changes`` merged in, also inside groups; another ``kind`` starts at its defaults.
+    """Returns ``options`` with ``changes`` merged in, recursively; a group of another ``kind`` starts at its defaults.
 
     Both are mappings of plain values, as ``dataclasses.asdict`` returns them.
     """

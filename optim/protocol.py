@@ -37,15 +37,15 @@ class Spectrum(NamedTuple):
 
 
 class RowGradient(NamedTuple):
-    """Gradient of a table by the rows that a batch touches.
+    """Gradient with respect to the rows of a table that a batch touches.
 
     Attributes:
-        rows: int32 [U], each row once; some may have no gradient, as padding.
+        rows: int32 [U], the indices of distinct rows; padding rows have a zero gradient.
         values: [U, C], these rows before the step.
-        state: their state, by ``RowRule.read``.
+        state: their state, as returned by ``RowRule.read``.
         gradient: [U, C], summed over the batch.
-        curvature: float32 [U], of the logistic loss in each row's linear weight, if the optimizer needs it; or None.
-        groups: int32 [U], the number of each row's feature in its table, -1 for padding; with ``curvature``.
+        curvature: float32 [U], of the logistic loss in each row's linear weight; None if the optimizer needs none.
+        groups: int32 [U], the index of each row's feature in its table, -1 for padding; None without ``curvature``.
     """
 
     rows: tf.Tensor
@@ -63,7 +63,7 @@ class OptionalMembers:
         """Exchanges roots with the host if due; called after each step that XLA compiles."""
 
     def parts(self) -> Mapping[str, Part]:
-        """Returns the parts of variables that only this worker holds, by name; all others are whole on all workers."""
+        """Returns the parts that this worker holds of divided variables, by name; others are whole on every worker."""
         return {}
 
     def report(self) -> dict[str, float | int]:
@@ -79,16 +79,16 @@ class OptionalMembers:
         return {}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts a late step's operations by shapes of weights."""
+        """Estimates the operations of a step late in training from the shapes of the weights."""
         return Cost()
 
 
 class DenseOptimizer(OptionalMembers, ABC):
-    """Base of optimizers of dense weights, whose gradients have the weights' shapes; three members are abstract."""
+    """Base class of the optimizers of dense weights, whose gradients have the weights' shapes."""
 
     @abstractmethod
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        """Adopts the weights, by names that do not depend on the process, and creates the variables; called once."""
+        """Takes the weights, by names that are equal in all processes, and creates the state; called once."""
 
     @property
     @abstractmethod
@@ -100,6 +100,6 @@ class DenseOptimizer(OptionalMembers, ABC):
         """Updates all weights in place by one step; called in the graph of the step.
 
         All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
-        takes the step of its first-order one: a run's first batches are too small for it. A step that XLA compiles
-        (``gradients.in_xla``) may not call the host.
+        takes a first-order step, because the first batches of a run are too small to precondition. A step that XLA
+        compiles (``gradients.in_xla``) may not call the host.
         """

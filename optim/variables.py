@@ -17,7 +17,7 @@ def filled(shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Tensor:
 
 
 def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
-    """Creates a plain variable."""
+    """Creates a plain, non-trainable variable filled with ``value``."""
     return tf.Variable(filled(shape, dtype, value), trainable=False, name=name)
 
 
@@ -31,6 +31,6 @@ class Variables(dict[str, tf.Variable]):
     def make(
         self, name: str, shape: Sequence[int], dtype: tf.DType | None = None, value: Value = 0
     ) -> tf.Variable:
-        """Creates and adds a variable."""
+        """Creates a variable, stores it under ``name`` and returns it."""
         self[name] = self.create(name, shape, self.dtype if dtype is None else dtype, value)
         return self[name]

@@ -1,4 +1,4 @@
-"""A fresh process that makes the model and learns its first batches: seconds to there, and memory on the way.
+"""Creates the model in a fresh process and trains it on its first batches; measures seconds and memory of each phase.
 
 python parts/fresh.py SIZE      with SIZE as JSON
 """

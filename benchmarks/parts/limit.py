@@ -1,4 +1,4 @@
-"""What the machine allows: the rate of its matrix products and of its memory, against the training step."""
+"""Compares the training step with the limits of the machine: the rates of its matrix products and its memory."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,20 +18,20 @@ SQUARES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 COPIED = 2**28
 COPIES = {"copy, one thread": 1, "copy, two threads": 2}
 REPEATS = 4
-"""Times that a turn of products goes over them."""
+"""Number of times that a turn repeats the products."""
 Product = tuple[int, int, int, str]
 
 
 def product_arm(shapes: list[Product], with_gradients: bool) -> Arm:
-    """Times products [m, k] x [k, n] of fresh random matrices, one after the other in one graph.
+    """Returns an arm that times products [m, k] x [k, n] of random matrices, one after the other in one graph.
 
     Args:
-        shapes: m, k, n and the type of each.
-        with_gradients: as many products again for the gradients of each of both factors.
+        shapes: m, k, n and the dtype of each product.
+        with_gradients: whether to add, for each product, the two products of its backward pass.
     """
     operands = []
     for m, k, n, dtype in shapes:
-        # Variables: of constants TensorFlow would compute the products once for all.
+        # Variables: TensorFlow would fold products of constants.
         sizes = [[m, k], [k, n], [m, n]] if with_gradients else [[m, k], [k, n]]
         operands.append([tf.Variable(tf.cast(tf.random.normal(size), dtype)) for size in sizes])
 
@@ -49,7 +49,7 @@ def product_arm(shapes: list[Product], with_gradients: bool) -> Arm:
 
 
 def copy_arm(threads: int, size: int) -> Arm:
-    """Times a copy of ``size`` bytes, each read and written once."""
+    """Returns an arm that times a copy of ``size`` bytes, each read and written once."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     pool, step = ThreadPoolExecutor(threads), -(-size // threads)
     pieces = [slice(begin, begin + step) for begin in range(0, size, step)]
@@ -61,7 +61,7 @@ def operations(shapes: list[Product]) -> float:
 
 
 def bytes_of_step(model: Model, size: Size, dtype: str) -> dict[str, float]:
-    """Bytes that a step has to read and write at least, if nothing but single operations' inputs stays in caches.
+    """Returns the bytes that a step has to read and write at least, if caches keep nothing between operations.
 
     rows          distinct rows read and written, and their accumulators
     look_up       a row of the table for each id, and its gradient: written once, read once
@@ -118,7 +118,7 @@ def measure_dtype(setting: Setting, dtype: str, copies: Mapping[str, Arm], copie
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """In the type that the processor is best at, which the targets are about, and in float32."""
+    """Measures the limits in the processor's best dtype, to which the targets apply, and in float32."""
     copied = COPIED // 64 if setting.quick else COPIED
     copies = {name: copy_arm(threads, copied) for name, threads in COPIES.items()}
     dtype = resolve_compute_dtype(TrainConfig().compute_dtype)

@@ -1,4 +1,4 @@
-"""What a pass over a log costs beside the step: reading, progressive metrics, and ids that grow."""
+"""Measures the costs of a pass over a log besides the step: reading, progressive metrics, and growing ids."""
 
 import tempfile
 from collections import deque
@@ -24,15 +24,15 @@ from ctr.training.inputs import Inputs, open_inputs, read_feeds
 from ctr.training.run.position import FULL_WINDOW
 
 EXAMPLES, PASSES, STEPS = 1_100_000, 2, 32
-"""Rows of the log: so many that the checkpoint that is due after a million of them is among them."""
+"""The log has enough rows for a pass to include the checkpoint that is due after a million."""
 WINDOWS = 4
 GROWING_EXAMPLES, GROWING_FEEDS = 600_000, 24
-"""More feeds than usual: their ids are met for the first time in the first turn, which is not timed."""
+"""There are more feeds than usual: all their ids are new in the first turn, which is not timed."""
 
 
 @contextmanager
 def opened_log(size: Size, examples: int) -> Iterator[Inputs]:
-    """A log of the reference model's examples, open for reading."""
+    """Opens a temporary log of the reference model's examples for reading."""
     with tempfile.TemporaryDirectory() as folder:
         yield open_inputs(
             make_log(Path(folder) / "log", examples, size), benchmark_config(ADAGRAD, size.batch)
@@ -40,12 +40,12 @@ def opened_log(size: Size, examples: int) -> Iterator[Inputs]:
 
 
 def consume(read: Callable[[], Iterable[object]]) -> None:
-    """Reads all."""
+    """Reads and discards all items."""
     deque(read(), maxlen=0)
 
 
 def end_to_end(setting: Setting) -> dict[str, Any]:
-    """A pass from its first batch to its last one, between turns of the step alone; and the reader by itself."""
+    """Compares passes, from the first batch to the last, with turns of the step alone; measures the reader, too."""
     size = setting.size
     examples = 20 * size.batch if setting.quick else EXAMPLES
     with opened_log(size, examples) as inputs, tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def end_to_end(setting: Setting) -> dict[str, Any]:
 
 
 def metrics(setting: Setting) -> dict[str, Any]:
-    """Turns of the step on all feeds, of updates of the metrics with all of them, and of the end of a window."""
+    """Compares the step on all feeds, updates of the metrics with all of them, and the close of a window, in turns."""
     model = make_model(setting.size)
     random = np.random.default_rng(0)
     batches = [feed.batch.rows for feed in model.feeds]
@@ -129,7 +129,7 @@ def metrics(setting: Setting) -> dict[str, Any]:
 
 
 def ids(setting: Setting) -> dict[str, Any]:
-    """Turns of steps with buckets and with growing ids, then of both readers, of logs of the same examples."""
+    """Compares steps with buckets and with growing ids, then the readers of both logs of the same examples."""
     size = replace(setting.size, feeds=2 if setting.quick else GROWING_FEEDS)
     sizes = {"buckets": size, "growing": replace(size, growing=True)}
     models = {name: make_model(id_size) for name, id_size in sizes.items()}

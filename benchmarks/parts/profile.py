@@ -1,8 +1,8 @@
-"""What the step spends its time on, by TensorFlow's profiler, and what reading and metrics take beside it.
+"""Profiles the parts of the step with TensorFlow's profiler, and times reading and metrics outside it.
 
-An operation and its gradient (``gradient_tape/...``) belong to the part whose name scope they lie in. Times are
-the times of the threads that run operations: with two of them busy, they add up to more than the step. An operation
-that others lie in counts without these.
+An operation and its gradient (``gradient_tape/...``) belong to the part whose name scope contains them. Times are
+thread times of operations: with two threads busy, they add up to more than the step. The time of an operation
+excludes the operations nested in it.
 """
 
 import re
@@ -36,7 +36,7 @@ _GRADIENT = "gradient_tape"
 
 
 def read_planes(folder: Path) -> Iterator[tuple[dict[int, str], dict[int, str], Iterable[xplane_pb2.XEvent]]]:
-    """Of each line of a trace the names of its events and of their facts, and the events."""
+    """Yields for each line of a trace the names of events and of their stats, by id, and the line's events."""
     space = xplane_pb2.XSpace()
     space.ParseFromString(next(folder.rglob("*.xplane.pb")).read_bytes())
     for plane in space.planes:
@@ -46,7 +46,7 @@ def read_planes(folder: Path) -> Iterator[tuple[dict[int, str], dict[int, str], 
 
 
 def read_trace(folder: Path) -> tuple[dict[str, float], float]:
-    """Milliseconds of each operation in a trace, all runs together, and of the graph as the caller saw it."""
+    """Returns the milliseconds of each operation in a trace, summed over runs, and of the graph's calls."""
     operations: dict[str, float] = defaultdict(float)
     graph = 0.0
     for names, facts, line in read_planes(folder):
@@ -63,7 +63,7 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
 
 
 def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> str:
-    """The name of an event; of a call of a function, as what XLA compiled is, of its caller."""
+    """Returns an event's name; for a function call, such as of XLA-compiled code, the calling operation's name."""
     if name != "ExecutorState::ProcessAsync::Start":
         return name
     texts = {facts[stat.metadata_id]: stat.str_value for stat in event.stats}
@@ -71,7 +71,7 @@ def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> st
 
 
 def part_of(name: str) -> tuple[str, str]:
-    """The innermost part that an operation's name is of, and ``forward`` or ``backward``."""
+    """Returns the innermost part that contains an operation, by its name, and ``forward`` or ``backward``."""
     scopes = name.rpartition(":")[0].split("/")
     way = "backward" if _GRADIENT in scopes else "forward"
     plain = (_NUMBER.sub("", scope) for scope in reversed(scopes[:-1]))
@@ -79,10 +79,10 @@ def part_of(name: str) -> tuple[str, str]:
 
 
 def exclusive_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Each event's time without events of the same thread that lie within it.
+    """Yields each event's name and duration without the events of the same thread that are nested in it.
 
     Args:
-        events: begin, duration and name of each.
+        events: begin, duration and name of each event of a thread.
     """
     open_events: list[list[Any]] = []
     for begin, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
@@ -96,7 +96,7 @@ def exclusive_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[st
 
 
 def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Milliseconds of the parts, forward and backward, and their share of all."""
+    """Returns the milliseconds of each part, forward and backward, and its share of the total."""
     parts = {name: {"forward_ms": 0.0, "backward_ms": 0.0} for name in (*SCOPES, OTHER)}
     for operation, spent in operations.items():
         part, way = part_of(operation)
@@ -106,7 +106,7 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def trace_steps(model: Model) -> dict[str, Any]:
-    """Returns what one turn is made of, divided by its steps."""
+    """Traces one turn; returns its times per step, in milliseconds, in total and by part."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         traced = model.turn()["ms"]
@@ -126,7 +126,7 @@ def trace_steps(model: Model) -> dict[str, Any]:
 
 
 def times_beside(model: Model) -> dict[str, float]:
-    """Milliseconds of a batch outside the step: its distinct rows, all of its arrays, and its metrics."""
+    """Returns a batch's milliseconds outside the step: for its distinct rows, for all its arrays, and for metrics."""
     layouts, batches = model.state.layouts, [feed.batch for feed in model.feeds]
     rows, metrics = model.config.batch.rows, ProgressiveMetrics()
 
@@ -149,12 +149,12 @@ def times_beside(model: Model) -> dict[str, float]:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Of AdaGrad, which the targets are about, and of Shampoo."""
+    """Profiles the step with AdaGrad, to which the targets apply, and with Shampoo."""
     results: dict[str, Any] = {}
     for name, model in (("adagrad", make_model(setting.size)), ("shampoo", make_model(setting.size, {}))):
         model.turn()
         if name == "shampoo":
-            # As it is late in a run, when exchanges of roots are rare: none is in the few steps that are traced.
+            # As late in a run, when root exchanges are rare: none is among the few traced steps.
             settle(model.state.dense_optimizer.core)
         step_ms = compare({"step": model.turn}, setting.rounds)["step"]["ms"]
         results[name] = {"step_ms": step_ms, **trace_steps(model), **times_beside(model)}

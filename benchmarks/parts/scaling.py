@@ -1,4 +1,4 @@
-"""How the step grows with the batch, the embeddings, the features, the buckets and the pairs of a query."""
+"""Measures how the step's time grows with batch size, embedding width, features, buckets and rows of a query."""
 
 import gc
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ RANKED = {**ADAGRAD, "objective": {"ranking": {}}}
 
 
 def step_row(size: Size, slate: int = SLATE, changes: Mapping[str, Any] = ADAGRAD) -> dict[str, float]:
-    """Of one model alone, after the one before, of perhaps gigabytes, is let go."""
+    """Times the step of one model, after freeing the previous one, which may have gigabytes."""
     gc.collect()
     size = replace(size, feeds=min(size.feeds, 4))
     model = make_model(size, changes, reference_batches(size, slate))
@@ -32,7 +32,7 @@ def step_row(size: Size, slate: int = SLATE, changes: Mapping[str, Any] = ADAGRA
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """By axis and value; the reference model anew for each axis, as the machine may have slowed down meanwhile."""
+    """Times the step by axis and value; each axis repeats the reference model, since the machine's speed may change."""
     size, axes, slates = setting.size, AXES, SLATES
     if setting.quick:
         axes, slates = {"batch": (64, size.batch)}, (4,)

@@ -1,4 +1,4 @@
-"""How the parts of ``bench.py`` are run."""
+"""Settings of the parts of ``bench.py``."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from reference import REFERENCE, TINY, Size
 
 @dataclass(frozen=True)
 class Setting:
-    """Of all parts.
+    """Settings shared by all parts.
 
     Attributes:
-        rounds: turns of each arm of a comparison.
-        quick: a small run, whose numbers mean nothing.
+        rounds: number of turns of each arm of a comparison.
+        quick: whether to make a small run, whose numbers are meaningless.
         compile: whether PyTorch is also compiled.
     """
 

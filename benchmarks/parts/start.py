@@ -1,4 +1,4 @@
-"""How long one waits: for commands that do little, each a process, and for the first step; and memory of a process."""
+"""Measures the time of short commands, each a process, and of the first step, and the memory of a process."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TIMES = 5
 EXAMPLES = 20_000
 TABLE_ROWS = 10_000
 FIRST_BATCH = "the step that learns: first run"
-"""What ``ctr train -v`` says when it has learned from its first batch."""
+"""Text that ``ctr train -v`` logs after training on its first batch."""
 POINTS = {
     "libraries": "resident with all libraries",
     "with_state": "with tables, accumulators and weights",
@@ -39,13 +39,13 @@ POINTS = {
 
 @cache
 def fresh_process(size: Size) -> dict[str, float]:
-    """Returns what ``parts/fresh.py`` found."""
+    """Returns the measurements of ``parts/fresh.py``, run once for each size."""
     return run_python([FOLDER / "parts/fresh.py", json.dumps(asdict(size))])[0].result
 
 
 def start(setting: Setting) -> dict[str, Any]:
-    """Commands in turns; the first round, which reads the files from the disk, does not count."""
-    # Loops of runs before would be loaded.
+    """Times commands in turns; the first round, which reads files from disk, does not count."""
+    # Otherwise loops compiled by earlier runs would be loaded.
     os.environ["CTR_CACHE"] = ""
     with tempfile.TemporaryDirectory() as name:
         commands = compare(_commands(Path(name)), 1 if setting.quick else TIMES)
@@ -55,7 +55,7 @@ def start(setting: Setting) -> dict[str, Any]:
 
 
 def quickstart(setting: Setting) -> dict[str, Any]:
-    """``ctr quickstart`` of a table: the first time, and again with the loops that were compiled then."""
+    """Times ``ctr quickstart`` of a table: the first time, and again with the cached compiled loops."""
     rows = 500 if setting.quick else TABLE_ROWS
     rng = np.random.default_rng(0)
     columns = {name: rng.zipf(1.3, rows) % 500 for name in ("user", "item", "device")}
@@ -79,13 +79,13 @@ def quickstart(setting: Setting) -> dict[str, Any]:
                 "steps_seconds": rows / summary["examples_per_second"],
             }
 
-        # The round before those that count compiles what the second one loads.
+        # The warm-up round compiles the loops that the second arm loads.
         arms = {"first": partial(run, None), "again": partial(run, "cache")}
         return compare(arms, 1 if setting.quick else TIMES)
 
 
 def memory(setting: Setting) -> dict[str, Any]:
-    """Megabytes of a fresh process at some points, and of what it keeps."""
+    """Returns the resident megabytes of a fresh process at several points, and the sizes of its arrays."""
     measured = fresh_process(setting.size)
     return {title: 1e-6 * measured[name] for name, title in POINTS.items()}
 

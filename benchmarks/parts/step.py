@@ -1,4 +1,4 @@
-"""The training step alone, against the same model in Keras and in PyTorch. Its limit: the products, see ``limit``."""
+"""Compares the training step alone with the same model in Keras and PyTorch. The limit is the products (``limit``)."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ FLOATS = ("float32", "bfloat16")
 
 
 def settings(dtype: str, batch: int) -> dict[str, Any]:
-    """The configuration whose rows learn as the others' do, which have one rate for everything."""
+    """Returns changes with which table rows are trained as in other frameworks, at the rate of dense weights."""
     # Rows take the gradient of a batch's sum.
     initial = INITIAL_ACCUMULATOR * batch**2
     rows = {
@@ -30,7 +30,7 @@ def settings(dtype: str, batch: int) -> dict[str, Any]:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Every arm's step, our own in the processor's best type first, and the ratios that the targets are about."""
+    """Compares the steps of all arms, first our own in the processor's best dtype; returns the targets' ratios, too."""
     size, have_torch = setting.size, imports("torch")
     compiled = setting.compile and not setting.quick
     best = resolve_compute_dtype(TrainConfig().compute_dtype)
@@ -65,7 +65,7 @@ def measure(setting: Setting) -> dict[str, Any]:
 def _over_fastest(
     turns: Mapping[str, list[Numbers]], results: Mapping[str, Any], frameworks: list[str], ctr_arm: str
 ) -> dict[str, Any]:
-    """Returns how many times as fast our own step is as the fastest other's."""
+    """Returns how many times as fast our own step is as the fastest framework's."""
     fastest = min(frameworks, key=lambda arm: results[arm]["ms"])
     times = ([numbers["ms"] for numbers in turns[arm]] for arm in (fastest, ctr_arm))
     return {"fastest": fastest, "times_as_fast": ratio(*times)}

@@ -1,10 +1,10 @@
-"""Writes a folder with learning steps that any machine with jax runs, on a GPU, a TPU or processors: no TensorFlow.
+"""Writes a folder of training steps that run on any machine with jax, on a GPU, a TPU or a CPU, without TensorFlow.
 
-    make accelerator                                  writes runs/accelerator, and checks it here, on processors
-    python runs/accelerator/run.py                    on the other machine, after the folder was copied there
+    make accelerator                                  writes runs/accelerator, and checks it on this machine's CPU
+    python runs/accelerator/run.py                    on the other machine, after copying the folder there
     .venv-tpu/bin/python benchmarks/study.py accelerator [--small] [--out FOLDER] [--steps 100]
 
-The folder says itself what agrees with TensorFlow's steps, and how fast it is (``accelerators/run.py``).
+The folder's ``run.py`` compares its steps with TensorFlow's and measures their speed (``accelerators/run.py``).
 """
 
 import os
@@ -24,7 +24,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def measure(small: bool = False, out: Path = Path("runs/accelerator"), steps: int = 100) -> dict[str, Any]:
-    """Writes the folder, of a tiny model if it is to be ``small``; the check is of so many ``steps``."""
+    """Writes the folder, with ``small`` of a tiny model, for a check of ``steps`` steps; its size is limited."""
     # Steps are counted in int64.
     jax.config.update("jax_enable_x64", True)
     if small:

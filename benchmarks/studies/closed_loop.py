@@ -1,15 +1,15 @@
-"""Churn of ads: how much two trainings of a model differ in what they show (FF 7.3, table 3, "Ads/Query Churn").
+"""Measures churn of ads: how much two trainings of a model differ in shown ads (FF 7.3, table 3, "Ads/Query Churn").
 
     ctr simulate --examples 1000000 --config examples/replay/world.yaml --set queries_per_day=16000 \
         --set randomized_share=0.05 --set randomized_in_log=false --out logs/served --randomized logs/randomized
     python benchmarks/study.py closed_loop [--experiment FILE] --log logs/served --days 4 --out runs/closed-loop
 
-The file is an experiment of ``ctr replay``, by default ``closed_loop.yaml``. Each arm is trained with each seed on a
+FILE is an experiment of ``ctr replay``, by default ``closed_loop.yaml``. Each arm is trained with each seed on a
 copy of the log, and so is each of its retrains. Then it serves, day by day: its predictions decide the auctions of the
 simulated world, the ads shown and their clicks become the next partition of its log, and it learns from them before the
-next day. Queries and retrieved ads do not depend on the model, so that all runs serve the same queries. Printed of each
-arm are the ads per query, and the churn, in percent: the difference of the mean ads per query of two runs over their
-mean, averaged over pairs of seeds, and over runs and their retrains.
+next day. Queries and retrieved ads do not depend on the model, so that all runs serve the same queries. The results of
+each arm are the ads per query, and the churn, in percent: the difference of the mean ads per query of two runs over
+their mean, averaged over pairs of seeds, and over runs and their retrains.
 """
 
 import shutil
@@ -40,7 +40,7 @@ EXPERIMENT = Path(__file__).with_suffix(".yaml")
 
 
 def policy_of(session: Session, ids: FeatureIds) -> Policy:
-    """Makes a policy of a run's present predictions."""
+    """Returns a policy that predicts with the current weights of a run."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         zeros = np.zeros(len(placed), np.int64)
@@ -71,7 +71,7 @@ def ads_of_queries(log: Path, config: WorldConfig, world: World, first: int) -> 
 
 
 def serve(config: TrainConfig, log: Path, day_count: int, out: Path) -> np.ndarray:
-    """Trains on a copy of the log, serves, and returns the ads of each served query, [Q], once done kept in ``out``."""
+    """Trains on a copy of the log and serves; returns the number of ads of each served query, [Q], kept in ``out``."""
     result = out / "ads.npy"
     if result.exists():
         return np.load(result)
@@ -97,7 +97,7 @@ def serve(config: TrainConfig, log: Path, day_count: int, out: Path) -> np.ndarr
 
 
 def churn(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
-    """Churn of pairs of runs in percent: their mean, and the smallest and largest."""
+    """Formats the churn of pairs of runs in percent: the mean, the smallest and the largest."""
     values = [200 * abs(float(a.mean() - b.mean())) / float(a.mean() + b.mean()) for a, b in pairs]
     return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
 
@@ -109,7 +109,7 @@ def measure(
     out: Path = Path("runs/closed-loop"),
     set: tuple[str, ...] = (),
 ) -> dict[str, dict[str, Any]]:
-    """By arm the ads per query, and the churn of seeds and of each kind of retrain; ``set`` changes the experiment."""
+    """Returns ads per query and churn of seeds and of each kind of retrain, by arm; ``set`` changes the experiment."""
     plan, content = read_experiment(experiment, set)
     baseline = changed(content, plan.baseline.set)
     arms = {BASELINE: baseline, **{name: changed(baseline, arm.set) for name, arm in plan.arms.items()}}

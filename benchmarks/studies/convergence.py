@@ -1,18 +1,18 @@
-"""Convergence of dense-weight optimizers in a single pass over a log: who needs fewer steps?
+"""Compares how many steps dense-weight optimizers need to converge, in a single pass over a log.
 
     python benchmarks/study.py convergence [--out runs/convergence] [--optimizers NAME ...] [--batches 2048 8192]
-    python benchmarks/study.py convergence --mind LOG        # of examples/mind: the four main ones at equal steps
+    python benchmarks/study.py convergence --mind LOG     # LOG of examples/mind: the four main optimizers, equal steps
 
 For each batch size, 2048 first:
 
-1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal numbers of
-   tries (convergence_search.py), on a short simulated log, by the excess of its last half.
-2. *Confirmation*: the winner, and it with its dense rate doubled and halved, on a long log of another world; the
-   best of them with further seeds. From these runs come the steps to a baseline's final excess (convergence_curves.py).
+1. *Sweep*: tunes dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal numbers
+   of tries (convergence_search.py), on a short simulated log, by the excess of its last half.
+2. *Confirmation*: runs the winner, also with its dense rate doubled and halved, on a long log of another world; the
+   best of these with further seeds. These runs give the steps to a baseline's final excess (convergence_curves.py).
 3. *Ablations* of Shampoo + Nesterov at batch 2048, on the short log with another seed.
 
-On MIND everything but the optimizer is examples/replay/mind.yaml; tuning, by the same rule, is by the logloss of the
-first half of the log. The same command again goes on after the last finished run. The excess is KL(truth ||
+On MIND everything but the optimizer is as in examples/replay/mind.yaml; tuning, by the same rule, is by the logloss of
+the first half of the log. Repeating the command continues after the last finished run. The excess is KL(truth ||
 prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
 """
 
@@ -72,12 +72,12 @@ from ctr.training.session import train
 SWEEP_WORLD, CONFIRM_WORLD = 1, 2
 SWEEP_SEED, ABLATION_SEED = 1, 2
 START = Point(embedding=2, accumulator=-2)
-"""Where the search begins at the first batch size, with the optimizer's own rate: 0.2 for embeddings, an accumulator of
+"""Start of the search at the first batch size, with the optimizer's own dense rate: embedding rate 0.2, accumulator
 1e-8."""
 MIND = Path(__file__).resolve().parent.parent / "examples" / "replay" / "mind.yaml"
 MIND_BATCHES, MIND_TRIES, MIND_LIMIT, MIND_SEEDS = (64, 512), 11, 19, (2, 3, 4)
 MIND_START = Point(rate=0, embedding=2, accumulator=4)
-"""Near examples/replay/mind.yaml: 0.01, 0.2, 0.01."""
+"""Start of the search on MIND, near examples/replay/mind.yaml: rates 0.01 and 0.2, accumulator 0.01."""
 METRICS = ("logloss", "per_query_auc")
 Record = dict[str, Any]
 Attempt = Callable[[str, Point], float]
@@ -95,7 +95,7 @@ class SimulatedLog:
 
     @cached_property
     def truth(self) -> tuple[np.ndarray, np.ndarray]:
-        """example_id int64 [N], and the true click probability float64 [N]."""
+        """Returns the example ids, int64 [N], and the true click probabilities, float64 [N]."""
         manifests = read_manifests(self.folder)
         parts = [read_sidecar_partition(self.folder, TRUTH, manifest) for manifest in manifests]
         ids, probability = (
@@ -106,7 +106,7 @@ class SimulatedLog:
 
 
 def obtain_log(out: Path, plan: Plan, world: int, examples: int) -> SimulatedLog:
-    """The log of a world; made when it is not there."""
+    """Returns the log of a world, which is simulated if absent."""
     folder, settings = out / "logs" / f"world-{world}-{examples}", plan.simulator(examples, world)
     done = folder.with_suffix(".json")
     if not done.exists():
@@ -125,10 +125,9 @@ def run_once(
     title: str,
     measure_run: Callable[[Path, Path], Record],
 ) -> Record:
-    """The record of a configuration on a log; made when it is not there.
+    """Returns the record of a configuration on a log; trains a run if there is no record.
 
-    Args:
-        measure_run: of the run's folder, and the path for arrays beside the record.
+    ``sha256`` is the log's; ``measure_run`` takes the run's folder and the path of a file for arrays.
     """
     content = json.dumps([sha256, config.model_dump(mode="json")], sort_keys=True)
     path = out / "runs" / f"{hashlib.sha256(content.encode()).hexdigest()[:20]}.json"
@@ -143,7 +142,7 @@ def run_once(
                 tf.keras.backend.clear_session()
                 gc.collect()
             measured = measure_run(Path(name) / "run", path.with_suffix(".npz"))
-        # From a tenth of the steps on: compiling is not what a step costs.
+        # Without the first tenth of the steps, which includes compilation.
         late = ends[len(ends) // 10 :]
         step = 1000 * (late[-1] - late[0]) / (len(late) - 1) if len(late) > 1 else None
         record = {"title": title, "steps": summary["batches"], "ms_per_step": step, **measured}
@@ -154,7 +153,7 @@ def run_once(
 
 
 def measure_excess(log: SimulatedLog, run: Path, arrays: Path) -> Record:
-    """The excess of a run; keeps its sums, and the log's, by position and query bucket."""
+    """Returns the excess of a run; writes its sums and the log's, by position and query bucket, to ``arrays``."""
     names = ["example_id", "query_id", "logit"]
     parts = [pq.read_table(path, columns=names) for path in prediction_parts(run)]
     example, query, logit = (
@@ -175,7 +174,7 @@ def measure_excess(log: SimulatedLog, run: Path, arrays: Path) -> Record:
 
 
 def measure_states(run: Path, arrays: Path) -> Record:
-    """The headline of a run; keeps its metrics' states."""
+    """Returns the headline metrics of a run; writes the states of its metrics to ``arrays``."""
     metrics = read_run(run).metrics
     states = metrics.to_arrays()
     write_atomic(arrays, lambda file: np.savez_compressed(file, **states))
@@ -189,13 +188,13 @@ def read_arrays(record: Record) -> dict[str, np.ndarray]:
 
 
 def search_alike(starts: Mapping[str, Point], tries: int, limit: int, attempt: Attempt) -> dict[str, Point]:
-    """Tunes all optimizers, turn by turn, by one rule and with the same number of tries; returns the best of each.
+    """Tunes all optimizers by one rule with the same number of tries; returns the best point of each.
 
     Args:
-        starts: where each optimizer's search begins.
-        tries: of each.
-        limit: of tries, when one of them is not settled.
-        attempt: makes a run; smaller is better, and what is not finite is worse.
+        starts: start of each optimizer's search.
+        tries: number of tries for each optimizer.
+        limit: maximum number of tries, if an optimizer is not settled before.
+        attempt: makes a run of an optimizer at a point; returns a loss, infinite if it is not finite.
     """
     done: dict[str, dict[Point, float]] = {name: {} for name in starts}
     while True:
@@ -215,7 +214,7 @@ def search_alike(starts: Mapping[str, Point], tries: int, limit: int, attempt: A
 
 
 class Simulated:
-    """The runs on simulated logs."""
+    """Runs on simulated logs, stored in a folder."""
 
     def __init__(self, out: Path, plan: Plan) -> None:
         self.out, self.plan = out, plan
@@ -230,7 +229,7 @@ class Simulated:
         seed: int,
         changes: Mapping[str, Any] | None = None,
     ) -> Record:
-        """One run of an optimizer; ``sweep``, ``confirm`` or ``ablation``."""
+        """Returns the record of an optimizer's run; ``stage`` is ``sweep``, ``confirm`` or ``ablation``."""
         config = train_config(self.plan, OPTIMIZERS[name], batch, values, seed, changes or {})
         title = f"{stage} {OPTIMIZERS[name].title} batch {batch} seed {seed} {dict(values)} {changes or ''}"
         return self.run_config(stage, batch, config, title)
@@ -249,7 +248,7 @@ class Simulated:
         )
 
     def logistic_regression(self, batch: int) -> Record:
-        """Returns how far the long log's truth is from main effects."""
+        """Returns the record of a logistic regression on the long log: its excess is what main effects alone leave."""
         linear = {"experts": ["linear"], "prior": self.plan.model["prior"]}
         values = START._replace(rate=OPTIMIZERS["adagrad"].start).values
         plan = replace(self.plan, model=linear)
@@ -257,7 +256,7 @@ class Simulated:
         return self.run_config("confirm", batch, config, "logistic regression")
 
     def confirm(self, name: str, batch: int, best: Point) -> list[Record]:
-        """The runs of the best of some rates on the long log, by seed."""
+        """Chooses the best of several dense rates on the long log; returns its records, one for each seed."""
         first, *others = self.plan.seeds
         tried = {
             factor: self.run("confirm", name, batch, scaled(best, factor), first)
@@ -270,7 +269,7 @@ class Simulated:
         ]
 
     def ablate(self, batch: int, best: Point) -> dict[str, Any]:
-        """Returns what changes of the tuned Shampoo + Nesterov do to the excess of the last half."""
+        """Returns the effects of changes to the tuned Shampoo + Nesterov on the excess of the last half."""
         results = {}
         base = self.run("ablation", "shampoo_nesterov", batch, best.values, ABLATION_SEED)
         theirs = read_arrays(base)["excess"][BINS // 2 :]
@@ -295,7 +294,7 @@ def cell(estimate: Estimate) -> dict[str, float]:
 
 
 def steps_table(runs: Mapping[str, list[Record]]) -> dict[str, dict[str, Any]]:
-    """The steps of optimizers relative to each baseline's, geometric means over seeds; and single seeds."""
+    """Returns the steps of optimizers relative to each baseline, as geometric means over seeds and by seed."""
     arrays = {name: [read_arrays(record) for record in records] for name, records in runs.items()}
     first = next(iter(arrays.values()))[0]
     curves = np.stack([sums["excess"] for run_arrays in arrays.values() for sums in run_arrays])
@@ -314,7 +313,7 @@ def steps_table(runs: Mapping[str, list[Record]]) -> dict[str, dict[str, Any]]:
 
 
 def simulated(out: Path, plan: Plan, optimizers: tuple[str, ...]) -> dict[str, Any]:
-    """All batch sizes, one after the other."""
+    """Runs the sweep, the confirmation and the ablations on simulated logs at each batch size."""
     campaign, results = Simulated(out, plan), {}
     best: dict[int, dict[str, Point]] = {}
     for batch in plan.batches:
@@ -335,7 +334,7 @@ def simulated(out: Path, plan: Plan, optimizers: tuple[str, ...]) -> dict[str, A
 
 
 def mind_config(name: str, batch: int, point: Point, seed: int, end: str | None) -> TrainConfig:
-    """``end`` of the log, if not all of it is read."""
+    """Returns the configuration of a run on MIND, whose log is read up to the time ``end``; None: to its end."""
     base = load_model(TrainConfig, MIND, "config").model_dump(mode="json")
     rows = {"rows": batch, "max_query_rows": max(batch, base["batch"]["max_query_rows"])}
     embeddings = {**base["optimizer"]["embeddings"], "learning_rate": point.values["embedding"]}
@@ -355,7 +354,7 @@ def mind_config(name: str, batch: int, point: Point, seed: int, end: str | None)
 
 
 def on_mind(out: Path, log: Path, batches: tuple[int, ...], quick: bool) -> dict[str, Any]:
-    """The main optimizers on a real log, tuned on its first half; metrics of whole passes with other seeds."""
+    """Tunes the main optimizers on the first half of a real log; returns metrics of whole passes with other seeds."""
     manifests = read_manifests(log)
     sha256 = log_sha256(manifests)
     times = np.concatenate([rows.query_time for rows in read_rows(log, read_schema(log), manifests)])
@@ -396,7 +395,7 @@ def measure(
     batches: tuple[int, ...] = (),
     small: bool = False,
 ) -> dict[str, Any]:
-    """The simulated logs, or MIND; ``small`` shows that it works."""
+    """Runs the study on simulated logs, or on MIND; ``small`` only shows that it works."""
     check_names("optimizer", optimizers, tuple(OPTIMIZERS))
     out.mkdir(parents=True, exist_ok=True)
     if mind is not None:

@@ -1,26 +1,26 @@
-"""How many steps a run needs to reach the level at which another one ends.
+"""Estimates how many steps a run needs to reach the level at which another one ends.
 
 A run's curve is its expected excess logloss, KL(truth || prediction), summed by position in the log (``BINS``
-equal stretches) and by query bucket: float64 [BINS, K]. The labels' noise is not in it, but the difficulty of
-the log's stretches is: some hours and users have more to lose. That factor is common to all runs, moves a
-curve by several percent from bin to bin, and a curve falls so slowly at its end that 1% of level is 2-4% of
-position. So a raw curve's first crossing says little. Here, on a logarithmic scale
+equal stretches) and by query bucket: float64 [BINS, K]. It is free of the labels' noise, but depends on the difficulty
+of the log's stretches: some hours and users are harder to predict. That factor is common to all runs and moves a
+curve by several percent from bin to bin, while a curve falls so slowly at its end that 1% of level is 2-4% of
+position. So the first crossing of raw curves is unreliable. Here, on a logarithmic scale
 
     log e_r(t) = g_r(t) + d(t) + noise,         t in (0, 1] the position as a share of the log,
 
-with g_r the curve that is wanted and d the common difficulty:
+with g_r the wanted curve and d the common difficulty:
 
 1. The mean over all runs of the group (same log, same batch) of log e_r(t) is fitted, over t >= ``BEGIN``, by
    least squares with a cubic in log t plus a multiple of the log of the stretch's mean p (1 - p), which the
-   truth alone determines. What the cubic does not explain is d(t): the regressor's part and the residual.
+   truth alone determines. All but the cubic is d(t): the regressor's part and the residual.
 2. g_r is the cubic in log t fitted to log e_r(t) - d(t).
-3. The target is the baseline's final level g_b(1). The ratio is the position from which on the candidate's
-   g_c stays at or below it. A candidate that ends above it is measured the other way round, as 1 / (position
+3. The target is the baseline's final level g_b(1). The ratio is the position after which the candidate's
+   g_c stays at or below it. A candidate that ends above it is measured in reverse, as 1 / (position
    at which the baseline reaches the candidate's final level), so that the ratio goes through 1 smoothly.
 
-The ratio is one of positions in the log, that is of steps, as both runs make the same batches. It cannot fall
-below ``BEGIN`` (nor rise above its inverse). A stretch's difficulty acts on both curves, which cancels in
-g_c - g_b exactly; only the slope of the baseline's trend is left to be disturbed by it.
+The ratio is of positions in the log, that is of steps, as both runs have the same batches. It cannot fall
+below ``BEGIN`` (nor rise above its inverse). A stretch's difficulty acts on both curves and cancels exactly in
+g_c - g_b; it can only disturb the slope of the baseline's trend.
 
 Intervals delete one query bucket at a time from all curves of the group and repeat all three steps.
 """
@@ -42,7 +42,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def expected_excess(truth: FloatArray, logit: FloatArray) -> FloatArray:
-    """KL(Bernoulli(truth) || Bernoulli(sigmoid(logit))) in nats, elementwise."""
+    """Computes KL(Bernoulli(truth) || Bernoulli(sigmoid(logit))) in nats, elementwise."""
     with np.errstate(divide="ignore", invalid="ignore"):
         negative_entropy = np.where(truth > 0, truth * np.log(truth), 0.0)
         negative_entropy += np.where(truth < 1, (1 - truth) * np.log1p(-truth), 0.0)
@@ -50,21 +50,21 @@ def expected_excess(truth: FloatArray, logit: FloatArray) -> FloatArray:
 
 
 def sum_by_cell(cell: npt.NDArray[np.int64], values: FloatArray) -> FloatArray:
-    """[N] values and their cells ``bin * K + bucket`` -> sums [BINS, K]."""
+    """Sums values [N] by their cells ``bin * K + bucket``: [BINS, K]."""
     sums: FloatArray = np.bincount(cell, values, BINS * BUCKETS).astype(np.float64)
     return sums.reshape(BINS, BUCKETS)
 
 
 def smooth_levels(curves: FloatArray, counts: FloatArray, control: FloatArray) -> FloatArray:
-    """The curves g of a group, freed of the common difficulty.
+    """Fits the curves g of a group, without the common difficulty.
 
     Args:
-        curves: [R, BINS, K], of all runs of the group.
-        counts: [BINS, K], examples.
+        curves: [R, BINS, K], sums of all runs of the group.
+        counts: [BINS, K], numbers of examples.
         control: [BINS, K], sums of p (1 - p).
 
     Returns:
-        [R, 1 + K, 4], coefficients of the cubics in log t, constant first: of all buckets, and without each.
+        [R, 1 + K, 4], coefficients of the cubics in log t, constant first: with all buckets, and without each one.
     """
     used = (np.arange(BINS) + 0.5) / BINS >= BEGIN
     time = np.log((np.arange(BINS)[used] + 0.5) / BINS)
@@ -84,11 +84,11 @@ def smooth_levels(curves: FloatArray, counts: FloatArray, control: FloatArray) -
 
 
 def steps_ratio(baseline: FloatArray, candidate: FloatArray) -> FloatArray:
-    """Positions at which candidates reach the final level of baselines.
+    """Returns the positions at which candidates reach the final level of baselines.
 
     Args:
-        baseline: [..., 4], coefficients as ``smooth_levels`` gives them.
-        candidate: the same for the candidate.
+        baseline: [..., 4], coefficients from ``smooth_levels``.
+        candidate: [..., 4], likewise.
 
     Returns:
         [...], between ``BEGIN`` and 1 / ``BEGIN``; NaN where a curve is not finite.
@@ -102,13 +102,13 @@ def steps_ratio(baseline: FloatArray, candidate: FloatArray) -> FloatArray:
 
 
 def mean_ratio(ratios: Sequence[FloatArray]) -> Estimate:
-    """The geometric mean over seeds of ratios [1 + K] with its delete-one-bucket replicates."""
+    """Computes the geometric mean over seeds of ratios [1 + K], with its delete-one-bucket replicates."""
     mean = np.exp(np.mean(np.log(np.stack(ratios)), axis=0))
     return Estimate(mean[0], mean[1:], np.ones(BUCKETS, bool))
 
 
 def relative_excess(baseline: Sequence[FloatArray], candidate: Sequence[FloatArray]) -> Estimate:
-    """The mean over seeds of excess(candidate) / excess(baseline) over the bins given, [BINS', K] each."""
+    """Computes the mean over seeds of excess(candidate) / excess(baseline), from sums [BINS', K] of each seed."""
     ratios = [
         _with_deletions(ours).sum(axis=-1) / _with_deletions(theirs).sum(axis=-1)
         for theirs, ours in zip(baseline, candidate, strict=True)
@@ -118,13 +118,13 @@ def relative_excess(baseline: Sequence[FloatArray], candidate: Sequence[FloatArr
 
 
 def _with_deletions(sums: FloatArray) -> FloatArray:
-    """[..., BINS, K] -> [..., 1 + K, BINS]: the sums over all buckets, and over all but each."""
+    """Sums [..., BINS, K] over all buckets, and over all but each one: [..., 1 + K, BINS]."""
     total = sums.sum(axis=-1, keepdims=True)
     return np.moveaxis(np.concatenate([total, total - sums], axis=-1), -1, -2)
 
 
 def _reached(coefficients: FloatArray, target: FloatArray) -> FloatArray:
-    """The position from which on a curve stays at or below ``target``; 1 where it ends above."""
+    """Returns the position after which a curve stays at or below ``target``; 1 where it ends above."""
     powers = np.stack([np.log(_GRID) ** power for power in range(DEGREE + 1)])
     above = coefficients @ powers - target[..., None]
     last = above.shape[-1] - 1 - np.argmax(above[..., ::-1] > 0, axis=-1)

@@ -1,16 +1,16 @@
 """The search that tunes every optimizer by the same rule and with the same number of tries.
 
-A point is three whole numbers: the dense learning rate, the embedding rate and the dense initial accumulator
-in half steps of a logarithmic grid. A full step is a factor of 2 of a rate and of 100 of the accumulator.
+A point is three whole numbers: the dense learning rate, the embedding rate and the dense initial accumulator,
+in half steps of a logarithmic grid. A full step is a factor of 2 of a rate, or of 100 of the accumulator.
 
-1. From the start, full steps along one axis at a time from the best full-grid point so far: rate up, rate
-   down, embedding rate up, down, accumulator up, down. A better neighbour becomes the best at once, so the
-   search goes on in its direction until the best is not on the edge of what was tried, whichever axis it is.
-   When all neighbours are worse the optimizer is *settled*.
-2. Tries that are left go to half steps around the best of all points: of the rate, of the embedding rate, of
+1. The search first makes full steps along one axis at a time from the best full-grid point so far: rate up, rate
+   down, embedding rate up, down, accumulator up, down. A better neighbor becomes the best at once, so that the
+   search continues in its direction until the best point is inside the tried range on every axis.
+   When all neighbors are worse, the optimizer is *settled*.
+2. The remaining tries are half steps around the best of all points: of the rate, of the embedding rate, of
    both together, of the accumulator.
 
-All optimizers get ``tries`` tries at a batch size. When one of them is not settled by then, all get
+All optimizers get ``tries`` tries at a batch size. If one of them is not settled by then, all get
 ``EXTRA_TRIES`` more, up to the plan's limit. Ties and runs that are not finite count as worse.
 """
 
@@ -24,9 +24,9 @@ class Point(NamedTuple):
     """A point of the grid, in half steps.
 
     Attributes:
-        rate: of the dense learning rate; sqrt(2) each.
-        embedding: of the embedding rate; sqrt(2) each.
-        accumulator: of the dense initial accumulator; 10 each.
+        rate: half steps of the dense learning rate, each a factor of sqrt(2).
+        embedding: half steps of the embedding rate, each a factor of sqrt(2).
+        accumulator: half steps of the dense initial accumulator, each a factor of 10.
     """
 
     rate: int = 0
@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """The settings, rounded to what is worth writing down."""
+        """Returns the settings, rounded to three digits."""
         return {
             "rate": float(f"{0.01 * 2 ** (self.rate / 2):.3g}"),
             "embedding": float(f"{0.1 * 2 ** (self.embedding / 2):.3g}"),
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 def _moved(point: Point, size: int, accumulator: bool, *both: tuple[int, int]) -> Iterator[Point]:
-    """The points so many half steps away along one axis, rates first, and along both rates together."""
+    """Yields the points ``size`` half steps away along one axis, rates first, and along both rates together."""
     rate, embedding, initial = point
     yield from (Point(rate + sign, embedding, initial) for sign in (size, -size))
     yield from (Point(rate, embedding + sign, initial) for sign in (size, -size))
@@ -62,7 +62,7 @@ def _half_steps(point: Point, accumulator: bool) -> Iterator[Point]:
 
 
 def best_point(done: Mapping[Point, float]) -> Point:
-    """The point of the smallest result; of equal ones the one tried first."""
+    """Returns the point with the smallest result; of equal ones, the one tried first."""
     return min(done, key=lambda point: done[point])
 
 
@@ -72,16 +72,16 @@ def _best_full(done: Mapping[Point, float], start: Point) -> Point:
 
 
 def is_settled(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> bool:
-    """Returns whether the best full-grid point is inside of what was tried along every axis."""
+    """Returns whether all neighbors of the best full-grid point were tried, along every axis."""
     return start in done and all(point in done for point in _full_steps(_best_full(done, start), accumulator))
 
 
 def next_point(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> Point | None:
-    """Returns what to try next, given the results so far (smaller is better); None when nothing is left.
+    """Returns the next point to try, given the results so far (smaller is better); None when no point is left.
 
     Args:
         done: results by point.
-        start: where the search began.
+        start: first point of the search.
         accumulator: whether the accumulator is an axis; an optimizer without one spends its tries on the others.
     """
     if start not in done:

@@ -1,10 +1,10 @@
-"""BACKPACK's comparison in small: descent by five damped curvatures, momentum and Adam, on scikit-learn's digits.
+"""Repeats BACKPACK's comparison at small scale: five damped curvatures, momentum and Adam on scikit-learn's digits.
 
     python benchmarks/study.py curvatures [--networks logistic convolutions] [--seeds 5] [--epochs 5]
 
-Settings are chosen as in appendix C.1, by the accuracy on a validation set of a run of one seed, over a grid in powers
-of 10. The numbers are medians over other seeds, whose splits and initial values differ: loss and accuracy on 297 test
-images, and the loss on the training set after the first and the last pass. KFRA, whose averages are matrices of all
+Settings are chosen as in appendix C.1, by the validation accuracy of a run with one seed, over a grid in powers of 10.
+The numbers are medians over other seeds, whose splits and initial values differ: loss and accuracy on 297 test
+images, and the loss on the training set after the first and the last pass. KFRA, which averages matrices of all
 values between two modules, is measured on the logistic regression alone. ``convolutions`` takes ten times as long.
 """
 
@@ -38,7 +38,7 @@ def network(name: str) -> Any:
 
 
 def first_order(model: Any, name: str, rate: float) -> Callable[[Any, Any], Any]:
-    """Returns a step of momentum 0.9, or of Adam."""
+    """Returns a training step of SGD with momentum 0.9, or of Adam."""
     kinds = {
         "momentum": lambda: tf.keras.optimizers.SGD(rate, 0.9),
         "adam": lambda: tf.keras.optimizers.Adam(rate),
@@ -57,7 +57,7 @@ def first_order(model: Any, name: str, rate: float) -> Callable[[Any, Any], Any]
 
 
 def run(net: str, name: str, rate: float, damping: float, seed: int, epochs: int) -> dict[str, float]:
-    """Trains one network; numbers of its outcome."""
+    """Trains one network; returns its losses and accuracies."""
     images, classes = load_digits(return_X_y=True)
     images = (images / 16).reshape(-1, 8, 8, 1).astype(np.float32)
     tf.keras.utils.set_random_seed(seed)
@@ -90,7 +90,7 @@ def run(net: str, name: str, rate: float, damping: float, seed: int, epochs: int
 def of_optimizer(
     net: str, name: str, seeds: int, epochs: int, settings: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """Chooses a setting on one seed; numbers of the others."""
+    """Chooses a setting on one seed; returns medians and quartiles over ``seeds`` other seeds."""
     tried = {setting: run(net, name, *setting, CHOSEN_ON, epochs) for setting in settings}
     # Equal accuracies are ordered by the training loss.
     best = max(
@@ -116,8 +116,8 @@ def measure(
     dampings: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0),
     first_order_rates: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0),
 ) -> dict[str, Any]:
-    """By network and optimizer."""
-    # Of small products more threads cost more than they save.
+    """Returns the results by network and optimizer."""
+    # For small products, more threads cost more than they save.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     results: dict[str, Any] = {}

@@ -1,17 +1,17 @@
-"""The defaults on any log: `ctr train LOG` without a configuration, beside Vowpal Wabbit and logistic regression.
+"""Compares `ctr train LOG` without a configuration with Vowpal Wabbit and logistic regression on many logs.
 
     python benchmarks/study.py defaults --out runs/defaults [--data FOLDER] [--only hotels mind] [--systems ctr vw_best]
 
-Twenty simulated logs of very different shape, and the real ones in FOLDER (or in what the environment variable CTR_DATA
-names): half for choosing defaults, half for reporting what they do. Each is ingested without a number of buckets, and
-every system makes one pass over it, scoring each query before it learns any of it. The same command again goes on after
-the last finished pass; for other code take another folder. Vowpal Wabbit is needed for its own part alone:
-``pip install 'clicktrain[benchmark]'``.
+The logs are twenty simulated ones of very different shape, and real ones in FOLDER, by default the environment variable
+CTR_DATA: half are for choosing defaults, half for reporting their results. Each is ingested without a number of
+buckets, and every system makes one pass over it, scoring each query before it learns from its rows. Repeating the
+command continues after the last finished pass; use another folder for other code. Vowpal Wabbit is only required for
+its own systems: ``pip install 'clicktrain[benchmark]'``.
 
 Cells: AUC (PerQueryAUC) / logloss / predicted over actual clicks with its 95% interval; of several settings the best
 AUC, and the best logloss with its clicks and its setting. Verdicts: ctr minus the best of the rival by that metric, ±
 half of the interval paired by query bucket; `within interval`: behind, but not beyond chance. Clicks right: within 3%,
-or the interval holds 1.
+or the interval contains 1.
 """
 
 import math
@@ -29,13 +29,13 @@ from runner import check_names, main
 from ctr.eval.compare import compare
 
 RIVALS = {"Vowpal Wabbit": ("vw", "vw_best"), "logistic regression": ("lr", "lr_best")}
-"""What the defaults have to be at least as good as: the best pass of these systems, for each metric by itself."""
+"""Systems whose best pass, for each metric by itself, the defaults should at least equal, by rival."""
 TOLERANCE = 0.03
-"""Of predicted over actual clicks, where the interval does not hold 1."""
+"""Allowed distance of predicted over actual clicks from 1, if the interval does not contain 1."""
 
 
 def best(passes: Sequence[Result], metric: str) -> Result:
-    """The best of at least one result by ``auc`` or ``logloss``; without AUC the first."""
+    """Returns the best of at least one result by ``auc`` or ``logloss``; the first one if the metric is undefined."""
     sign = 1 if metric == "logloss" else -1
     defined = [result for result in passes if result.record[metric] is not None]
     return min(defined, key=lambda result: sign * result.record[metric]) if defined else passes[0]
@@ -45,9 +45,9 @@ def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> str:
     """Returns whether the defaults are at least as good as a rival by ``auc`` or ``logloss``.
 
     Returns:
-        ``yes``; ``within interval``: behind, by less than the paired interval excludes; ``NO``: behind by more, or by
-        what no interval is known of. Then the defaults minus the rival, and half of the paired 95% interval, ``?``
-        where it is unknown, as for the AUC of predictions that hardly differ. ``-`` where one of the two is not there.
+        ``yes``; ``within interval``: behind, but not significantly by the paired interval; ``NO``: behind, either
+        significantly or without a known interval. Then the defaults minus the rival, and half of the paired 95%
+        interval, ``?`` if unknown, as for the AUC of predictions that hardly differ. ``-`` if one of the two is absent.
     """
     if not ours or not rivals:
         return "-"
@@ -63,7 +63,7 @@ def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> str:
 
 
 def judge_calibration(ours: Sequence[Result]) -> str:
-    """Returns whether predicted over actual clicks is within ``TOLERANCE`` of 1, or its interval holds 1."""
+    """Judges predicted over actual clicks: ``yes`` within ``TOLERANCE`` of 1, ``within interval``, ``NO``, or ``-``."""
     ratio = ours[0].record["calibration_ratio"] if ours else None
     if ratio is None:
         return "-"
@@ -74,7 +74,7 @@ def judge_calibration(ours: Sequence[Result]) -> str:
 
 
 def row_of(log: Log, by_system: Mapping[str, list[Result]]) -> dict[str, Any]:
-    """The row of a log."""
+    """Returns a log's row of the table."""
     facts, ours = log.facts, by_system.get("ctr", [])
     row = {
         "group": log.source.group,
@@ -109,7 +109,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def count(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Returns how often each verdict was given."""
+    """Counts each verdict, by the columns that have verdicts."""
     names = [name for name in next(iter(rows.values()), {}) if name.startswith("≥") or name == "clicks right"]
     return {name: dict(Counter(str(row[name]).partition(" (")[0] for row in rows.values())) for name in names}
 
@@ -121,7 +121,7 @@ def measure(
     systems: tuple[str, ...] = SYSTEMS,
     rows: int | None = None,
 ) -> dict[str, Any]:
-    """The table of all logs; of simulated ones at most so many rows."""
+    """Runs systems on logs; returns the table. ``rows`` limits the rows of simulated logs."""
     check_names("log", only, [source.name for source in SOURCES])
     check_names("system", systems, SYSTEMS)
     ready = []
@@ -131,7 +131,7 @@ def measure(
                 print(f"{source.name}: skipped: {reason}", file=sys.stderr, flush=True)
             else:
                 ready.append(obtain_log(source, out / "logs", data, rows))
-    # What is quick first.
+    # Small logs first.
     table = {
         log.folder.name: row_of(log, {system: results(log, system, out / "results") for system in systems})
         for log in sorted(ready, key=lambda ready_log: ready_log.facts["rows"])

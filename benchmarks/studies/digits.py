@@ -1,8 +1,9 @@
-"""A small convolutional network on scikit-learn's digits by Adam and Shampoo, with kernels as they are or merged.
+"""Trains a small convolutional network on scikit-learn's digits with Adam and Shampoo, with and without merged kernels.
 
     python benchmarks/study.py digits [--seeds 3] [--epochs 3]
 
-Each seed has a split of the 1,797 images and initial values; means on 297 test images, and half of their 95% intervals.
+Each seed determines a split of the 1,797 images and initial values. Results are means on 297 test images, and
+half-widths of their 95% intervals.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ OPTIMIZERS = {
 
 
 def outcome(optimizer: Any, seed: int, epochs: int) -> list[float]:
-    """Loss and accuracy on the test images."""
+    """Trains the network with an optimizer; returns loss and accuracy on the test images."""
     images, classes = load_digits(return_X_y=True)
     images = (images / 16).reshape(-1, 8, 8, 1).astype("float32")
     tf.keras.utils.set_random_seed(seed)
@@ -38,7 +39,7 @@ def outcome(optimizer: Any, seed: int, epochs: int) -> list[float]:
 
 
 def measure(seeds: int = 3, epochs: int = 3, rates: tuple[float, ...] = (0.02, 0.04, 0.08)) -> dict[str, Any]:
-    """By optimizer and rate."""
+    """Returns means and margins of test loss and accuracy, by optimizer and rate."""
     results: dict[str, Any] = {}
     for name, make in OPTIMIZERS.items():
         for rate in rates:

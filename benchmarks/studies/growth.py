@@ -1,17 +1,17 @@
-"""How the speed of training grows with rows, features, ids and workers: a page of plots, and the exponents.
+"""Measures how the speed of training depends on rows, features, ids and workers; draws plots and fits exponents.
 
     python benchmarks/study.py growth --out runs/growth [--rows 1000000 ... 100000000] [--plot runs/growth.svg]
 
 Each axis changes one quantity of the reference model:
 
 - rows: a whole pass of ``ctr train`` over logs of so many rows, with checkpoints and metrics;
-- features: the step alone, 10,000 ids each;
-- ids: the step alone, over so many rows of all tables together, of width 4; ids are drawn by Zipf's law;
-- workers: a pass with one thread for each worker, more workers than processors being of no use.
+- features: the step alone, with 10,000 ids for each feature;
+- ids: the step alone, with so many table rows in total, of width 4; ids are drawn by Zipf's law;
+- workers: a pass with one thread for each worker; more workers than processors are of no use.
 
-An exponent is the slope of log(seconds an example) over log(quantity), by least squares: 0 where an example takes the
-same time however much there is, 1 where its time is proportional. What is finished is kept in ``--out``, and the same
-command goes on with the rest.
+An exponent is the slope of log(seconds per example) over log(quantity), by least squares: 0 if the time of an example
+does not depend on the quantity, 1 if it is proportional to it. Finished results are kept in ``--out``, and repeating
+the command continues with the rest.
 """
 
 import json
@@ -33,18 +33,18 @@ from workers import pass_speed as speed_of_command
 from workers import write_config
 
 Speeds = Mapping[int, float]
-"""Examples a second by the quantity that grows."""
+"""Examples per second by the quantity that grows."""
 
 
 def exponent(speeds: Speeds) -> float | None:
-    """The slope of log(seconds an example) over log(quantity); None of fewer than two."""
+    """Fits the slope of log(seconds per example) over log(quantity); None with fewer than two values."""
     if len(speeds) < 2:
         return None
     return -float(np.polyfit(np.log(list(speeds)), np.log(list(speeds.values())), 1)[0])
 
 
 def pass_speed(rows: int, workers: int, threads: int) -> float:
-    """Examples a second of a pass over a log of so many rows, the median over its windows but the first two."""
+    """Returns the examples per second of a pass over ``rows`` rows, the median over all windows but the first two."""
     changes = {"metrics": {"window_examples": max(rows // 16, REFERENCE.batch)}, "record_predictions": True}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -54,12 +54,12 @@ def pass_speed(rows: int, workers: int, threads: int) -> float:
 
 
 def step_speed(**changes: int) -> float:
-    """Examples a second of the step of the reference model with changes to its size."""
+    """Returns the examples per second of the reference model's step with changes to its size."""
     return step_row(replace(REFERENCE, **changes))["examples_per_second"]
 
 
 def draw(by_axis: Mapping[str, Speeds], path: Path) -> None:
-    """Examples a second over each quantity, on logarithmic scales."""
+    """Draws examples per second over each quantity, on logarithmic scales, as SVG."""
     with mpl.rc_context({"svg.hashsalt": "growth", "font.size": 8}):
         figure = Figure(figsize=(9, 2.6), layout="constrained")
         axes = figure.subplots(1, len(by_axis), sharey=True, squeeze=False)[0]
@@ -83,7 +83,7 @@ def measure(
     workers: tuple[int, ...] = (1, 2),
     plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Examples a second along each axis, and the exponents; results are kept in ``out``."""
+    """Returns examples per second along each axis, and the exponents; results are kept in ``out``."""
     threads = os.cpu_count() or 1
     axes: dict[str, tuple[tuple[int, ...], Callable[[int], float]]] = {
         "rows": (rows, lambda number: pass_speed(number, 1, threads)),

@@ -1,9 +1,9 @@
-"""What histories cost: rows a second of ingestion, and the step of the reference model, with and without them.
+"""Measures the cost of histories: rows per second of ingestion, and the reference model's step, with and without them.
 
     python benchmarks/study.py histories [--rows 300000] [--last 50] [--rounds 8]
 
-A table of 12 categories, as files have it, of users who come back, is ingested with a history of clicked items and
-without. The step has the reference model's 26 features, and beside them a history of full length, by each pooling.
+A CSV table of 12 categories, with returning users, is ingested with and without a history of clicked items.
+The step has the reference model's 26 features, without and with a history of full length, by each pooling.
 """
 
 import shutil
@@ -30,7 +30,7 @@ POOLINGS = ("mean", "target")
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Writes rows of queries of four, of users and items by Zipf's law."""
+    """Writes a CSV table of queries of four rows, with users and items drawn by Zipf's law."""
     random = np.random.default_rng(1)
     query = np.arange(rows) // 4
     columns = {"time": query * (DAYS * 86_400) // max(query[-1] + 1, 1), "query": query}
@@ -42,7 +42,7 @@ def write_table(path: Path, rows: int) -> None:
 
 
 def table_mapping(last: int) -> TableMapping:
-    """Reads that table; with a history of so many values, 0 for none."""
+    """Returns the mapping of that table, with a history of the ``last`` values; 0: without one."""
     features: list[dict[str, Any]] = [
         {"name": f"c{number}", "kind": "category", "source": f"c{number}"} for number in range(CATEGORIES)
     ]
@@ -55,7 +55,7 @@ def table_mapping(last: int) -> TableMapping:
 
 
 def ingesting(table: Path, folder: Path, last: int, rows: int) -> Arm:
-    """An arm that makes a log anew."""
+    """Returns an arm that ingests a table into a new log."""
     mapping = table_mapping(last)
 
     def turn() -> Mapping[str, float]:
@@ -67,7 +67,7 @@ def ingesting(table: Path, folder: Path, last: int, rows: int) -> Arm:
 
 
 def measure(rows: int = 300_000, last: int = 50, rounds: int = 8, tiny: bool = False) -> dict[str, Any]:
-    """Rows a second, and milliseconds of a step."""
+    """Measures rows per second of ingestion, and milliseconds of a step."""
     size = TINY if tiny else REFERENCE
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.csv"

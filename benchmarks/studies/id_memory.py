@@ -1,14 +1,14 @@
-"""What a table of ids loses when it has less memory than ids: buckets against slots, by policy of eviction.
+"""Measures the loss of accuracy when a table has fewer rows than ids: buckets against slots, by eviction policy.
 
     python benchmarks/study.py id_memory [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
         [--shares 0.5 0.25 ...] [--plot docs/images/id_memory.svg]
 
-A simulated log with churn: users, items and terms come, are active for a while and go; some are seen a thousand times
-and most a few times, terms once or twice. What is clicked depends on these ids alone, so that all that a model can know
-is in their rows. Each run reports the logloss of the whole pass and the bytes that its ids take: their rows with the
-optimizer's state, and where ids grow the map that finds them. Runs are compared pair by pair, by query bucket, as
-`ctr compare` does. Results are kept in OUT: the same command goes on where it was interrupted, and the table and the
-plot are of all results there, so that seeds may have other policies and shares.
+A simulated log has churn: users, items and terms appear, are active for a while and disappear; some are seen a thousand
+times and most a few times, terms once or twice. Clicks depend on these ids alone, so that the rows of ids hold all that
+a model can learn. Each run reports the logloss of the whole pass and the bytes of its ids: their rows with the
+optimizer's state and, where ids grow, the map that finds them. Runs are compared in pairs, by query bucket, as in
+`ctr compare`. Results are kept in OUT: repeating the command continues where it was interrupted, and the table and the
+plot show all results there, so that seeds may have different policies and shares.
 """
 
 import json
@@ -43,10 +43,10 @@ POLICIES = ("score", "least_recent", "least_frequent", "none")
 def draw_ids(
     random: np.random.Generator, rows: int, ids: int, life: float, least: float = 0.05
 ) -> np.ndarray:
-    """Ids of a feature row by row, int64 [rows], in event time.
+    """Draws the ids of a feature, int64 [rows], in the order of event time.
 
-    Each id is active for about ``life`` of the log, from a begin of its own; among those that are active it is chosen
-    by a weight of its own, at least ``least`` and of a heavy tail.
+    Each id is active for about the share ``life`` of the log, from a random time on; active ids are drawn with weights
+    from a heavy-tailed distribution, at least ``least``.
     """
     begin = random.uniform(-life, 1, ids)
     weight = random.pareto(1.1, ids) + least
@@ -63,7 +63,7 @@ def draw_ids(
 
 
 def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) -> Path:
-    """Writes a log whose rows depend on ``rows`` and ``seed`` alone; without buckets ids grow."""
+    """Writes a log whose raw ids depend on ``rows`` and ``seed`` alone; ids grow where ``buckets`` is None."""
     random = np.random.default_rng(seed)
     queries = rows // SLATE
     users = np.repeat(draw_ids(random, queries, rows, 0.15), SLATE)
@@ -88,8 +88,8 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
 
 
 def id_memory(run: Path) -> tuple[int, int, int]:
-    """Of a finished run the bytes of its tables with what the optimizer keeps of them, and their number of rows; the
-    bytes of the maps that find these, as they are in memory, 0 for buckets.
+    """Returns, for a finished run, the bytes of its tables with their optimizer state, their number of rows, and the
+    bytes of the id maps in memory, 0 for buckets.
     """
     config, schema = read_run_model(run)
     with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as file:
@@ -107,14 +107,14 @@ def id_memory(run: Path) -> tuple[int, int, int]:
 
 
 def train_once(folder: Path, name: str, log: Path, seed: int, ids: Mapping[str, Any]) -> Path:
-    """Trains once over a log; without predictions, whose metrics are in the run's states."""
+    """Trains over a log, without recording predictions; returns the run directory ``folder / name``."""
     content = {"seed": seed, "model": MODEL, "ids": ids, "record_predictions": False}
     train(log, parse_model(TrainConfig, content, name), folder / name)
     return folder / name
 
 
 def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
-    """A run's bytes, and its logloss against another one's."""
+    """Returns a run's bytes, and its logloss compared with the run ``against``."""
     result, base = read_run(run), read_run(against)
     change = compare(base.metrics, result.metrics).loc["logloss"]
     tables, _, maps = id_memory(run)
@@ -130,7 +130,7 @@ def describe(seed: int, policy: str, share: float, run: Path, against: Path) -> 
 def measure_seed(
     folder: Path, rows: int, seed: int, policies: Sequence[str], shares: Sequence[float]
 ) -> None:
-    """Makes the runs of a seed that are missing; each is kept as RUN.json in its folder."""
+    """Makes the missing runs of a seed; each result is stored as RUN.json in ``folder``."""
 
     def log(name: str, buckets: Sequence[int | None]) -> Path:
         path = folder / f"log-{name}"
@@ -156,7 +156,7 @@ def measure_seed(
             continue
         best = folder / f"{policies[0]}-{share}"
         tables, count, maps = id_memory(best)
-        # As many buckets as fit into the memory that slots with their map take.
+        # As many buckets as fit into the memory of slots with their map.
         more = (tables + maps) / tables * count / sum(sizes)
         buckets = log(f"buckets-{share}", [round(size * more) for size in sizes])
         keep("buckets", share, train_once(folder, f"buckets-{share}", buckets, seed, {}), best)
@@ -164,7 +164,7 @@ def measure_seed(
 
 
 def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Memory against logloss, a curve for each policy: of the first seed; the second time without ``none``."""
+    """Draws logloss over memory for the first seed, a curve for each policy; the second plot is without ``none``."""
     first = [line for line in lines if line["seed"] == lines[0]["seed"]]
     (whole,) = (line for line in first if line["policy"] == "unbounded")
     with mpl.rc_context({"svg.hashsalt": "ids", "svg.fonttype": "none", "font.size": 9}):
@@ -190,10 +190,10 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row for each policy and share of the ids, the mean over seeds.
+    """Returns a row of means over seeds for each policy and share of the ids.
 
-    Paired intervals of the logloss, one a seed, are against the run without eviction; of buckets against the slots of
-    the first policy that take as much memory.
+    Paired intervals of the logloss, one for each seed, are against the run without eviction; for buckets, against the
+    slots of the first policy with the same memory.
     """
     base = {line["seed"]: line["logloss"] for line in lines if line["policy"] == "unbounded"}
     groups: dict[str, list[Mapping[str, Any]]] = {}
@@ -219,7 +219,7 @@ def measure(
     shares: tuple[float, ...] = (0.5, 0.25, 0.125, 0.0625),
     plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Makes what is missing; the table and the plot, by default in ``out``, are of all results there."""
+    """Makes missing runs; the table and the plot, by default in ``out``, show all results in ``out``."""
     for seed in seeds:
         measure_seed(out / f"seed-{seed}", rows, seed, policies, shares)
     lines = [json.loads(path.read_text()) for path in out.glob("seed-*/*.json")]

@@ -1,11 +1,11 @@
-"""What a device keeps, computes and sends for Shampoo's blocks, counted: groups of replicas, and meshes of three kinds.
+"""Counts a device's state, work and communication for Shampoo's blocks, in groups of replicas and in meshes.
 
     python benchmarks/study.py placement [--devices 8] [--batch 4096]
 
-Of the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, counted in the optimizer
-itself as built, and what it sends at a step, as its group counts it; beside the paper's formulas, a state of 1/Q of the
-whole and a buffer of Q times the most elements that its greedy algorithm 3 gives a member. *Meshes* (THESIS 6, tables
-6.2 and 6.3): the largest share of the work, the bytes of factors and roots, and what a device sends at a step.
+All numbers are for the dense weights of the reference model. *Groups* (PT 4.1): the bytes of a replica's state, counted
+in the built optimizer, and the bytes that it sends in a step, counted by its group; beside the paper's formulas, a
+state of 1/Q of the whole and a buffer of Q times the most elements that its greedy algorithm 3 gives a member. *Meshes*
+(THESIS 6, tables 6.2 and 6.3): the largest share of the work, the bytes of factors and roots, and of a step's messages.
 """
 
 import math
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 class Counting:
-    """A member of a group that counts what it sends; the others seem to send the same."""
+    """A group member that counts the bytes it sends, and receives its own tensors from all others."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.sent = rank, size, 0
@@ -39,7 +39,7 @@ class Counting:
 
 
 def of_member(shapes: Sequence[Shape], rank: int, size: int) -> tuple[int, int]:
-    """Bytes of the state of a member of a group, and those that it sends at a step without an exchange of roots."""
+    """Returns the bytes of a group member's state, and the bytes that it sends in a step without a root exchange."""
     member = Counting(rank, size)
     optimizer = DenseShampoo(ShampooOptions(), member)  # type: ignore[arg-type]
     weights = {f"w{number}": tf.Variable(tf.zeros(shape)) for number, shape in enumerate(shapes)}
@@ -51,7 +51,7 @@ def of_member(shapes: Sequence[Shape], rank: int, size: int) -> tuple[int, int]:
 
 
 def of_groups(devices: int) -> dict[str, dict[str, float]]:
-    """By the size of groups, which divides the number of devices."""
+    """Returns the numbers of a replica by the size of groups, over all divisors of ``devices``."""
     shapes = dense_shapes()
     layout = lay_out(ShampooOptions(), shapes)
     elements = [math.prod(stack.block) for stack in layout.stacks for _ in range(stack.count)]
@@ -74,7 +74,7 @@ def of_groups(devices: int) -> dict[str, dict[str, float]]:
 
 
 def stages_of(costs: Sequence[float], stages: int) -> list[int]:
-    """The stage of each layer: contiguous, with the smallest largest cost."""
+    """Assigns layers to contiguous stages such that the largest cost of a stage is smallest."""
     cuts = min(
         combinations(range(1, len(costs)), stages - 1),
         key=lambda cuts: max(sum(costs[begin:end]) for begin, end in pairwise([0, *cuts, len(costs)])),
@@ -83,7 +83,7 @@ def stages_of(costs: Sequence[float], stages: int) -> list[int]:
 
 
 def of_mesh(mesh: Mesh, batch: int) -> dict[str, float]:
-    """The largest numbers of a device; weights are cut by columns where shards divide them, else one shard has them."""
+    """Returns the largest numbers of a device; weights are sharded by columns if divisible, else held by one shard."""
     options, layers = ShampooOptions(), reference_layers()
     rows: list[
         tuple[float, int, int, int, int]
@@ -129,7 +129,7 @@ def of_mesh(mesh: Mesh, batch: int) -> dict[str, float]:
 
 
 def measure(devices: int = 8, batch: int = 4096) -> dict[str, Any]:
-    """Of groups, and of all meshes of so many devices with at most as many stages as layers."""
+    """Returns the numbers for groups, and for all meshes of ``devices`` devices with at most one stage per layer."""
     meshes: dict[str, dict[str, float]] = {}
     whole = of_mesh(Mesh(), batch)["factors_mb"]
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]

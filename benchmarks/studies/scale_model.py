@@ -1,13 +1,13 @@
-"""How far training scales, on paper: a model of one step of the reference model on 1 to 1024 workers.
+"""Models analytically how training scales: the time of one step of the reference model on 1 to 1024 workers.
 
-A step of a worker is the sum of its parts. Nothing but reading overlaps, so it takes at most that long:
+The time of a worker's step is the sum of its parts. Only reading overlaps with others, so this is an upper bound:
 
     compute      fixed + examples x flops / rate; the fixed part does not shrink with the batch; both are measured
     shampoo      the largest share of any owner, by the costs and the balance of ctr/optim/shampoo/placement.py
     dense        all gradients of the dense weights, float32, all-reduced
     rows         two all-to-alls: rows from their owners, and the gradients of rows back
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
-    reading      the wait for what is made ahead: every worker reads all rows and finds the distinct ids of whole
+    reading      the wait for prefetching: every worker reads all rows and finds the distinct ids of whole
                  batches; one thread does that, as fast as `study.py workers_reading --growing no` measured
 
 A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (Thakur, Rabenseifner, Gropp 2005):
@@ -17,12 +17,12 @@ A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (
     all-gather   (W-1) alpha + (W-1)/W n beta         log2(W) alpha + (W-1)/W n beta
     all-to-all   (W-1) alpha + (W-1)/W n beta         log2(W) alpha + n/2 log2(W) beta, where that is less
 
-n is what is reduced, what all have after gathering, and what one worker has for all. Distinct rows are the expected
-number in so many draws from the ids of benchmarks/reference.py. The model leaves out that workers wait for the slowest,
-that parts of an exchange are padded to equal sizes (but for directions), and that a network may not give all pairs
-their full rate at once.
+n is the size of the reduced array, of the gathered one, or of one worker's data for all. Distinct rows are their
+expected number in the draws of a batch from the ids of benchmarks/reference.py. The model ignores that workers wait for
+the slowest, that parts of an exchange (except directions) are padded to equal sizes, and that a network may not give
+all pairs their full rate at once.
 
-With --group G (PT 4.1.2), every G workers divide all blocks among themselves and gather among themselves, and all
+With --group G (PT 4.1.2), groups of G workers divide all blocks among themselves and gather among themselves, and all
 groups do the same work.
 
     python benchmarks/study.py scale_model [--group 16] [--collectives tree] [--plot docs/images/scale.svg]
@@ -55,11 +55,11 @@ PARTS = ("compute", "shampoo", "dense", "rows", "directions", "reading")
 
 @dataclass(frozen=True)
 class Network:
-    """What lies between workers.
+    """A network between workers.
 
     Attributes:
         alpha: seconds until the first byte of a message arrives.
-        beta: seconds of each byte.
+        beta: seconds per byte.
         collectives: ``ring`` or ``tree``.
     """
 
@@ -71,9 +71,9 @@ class Network:
 
 # 94% of the line is payload: of the 1538 bytes of a full Ethernet frame, 1448 (IP, TCP with timestamps). The alphas are
 # orders of magnitude: TCP through the kernel between machines of one zone, the same with kernel bypass, and a hop
-# between chips. TPU v5e: 400 GB/s a chip in both directions together (Google's specification). The last one is
-# measured: two processes of TensorFlow 2.21 over loopback, one thread each, on two cores that others used too. No wire
-# is in it: it is what the runtime itself takes, on top of any network.
+# between chips. TPU v5e: 400 GB/s per chip in both directions together (Google's specification). The last one is
+# measured: two processes of TensorFlow 2.21 over loopback, one thread each, on two cores that others used, too. It has
+# no wire: it is the overhead of the runtime itself, on top of any network.
 NETWORKS = (
     Network("10 Gbit Ethernet", 50e-6, 8 / 10e9 / 0.94, "ring"),
     Network("100 Gbit Ethernet", 10e-6, 8 / 100e9 / 0.94, "ring"),
@@ -84,13 +84,13 @@ NETWORKS = (
 
 @dataclass(frozen=True)
 class Compute:
-    """How fast a worker is.
+    """Speed of a worker.
 
     Attributes:
         fixed: seconds of a step that do not depend on its batch.
-        rate: flops per second in the rest.
-        cores: that share Shampoo's work.
-        group: workers that divide the blocks among themselves; None: all.
+        rate: flops per second in the rest of the step.
+        cores: number of cores that share Shampoo's work.
+        group: number of workers that divide the blocks among themselves; None: all.
         read: seconds to read a row of the log.
         plan: seconds to plan a row.
     """
@@ -124,12 +124,12 @@ class Step:
 
 
 def flops_per_example(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Of all products: one forward, two backward, each a multiplication and an addition for every weight."""
+    """Counts the flops of all products: one forward, two backward, each 2 operations for every weight."""
     return 6 * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
 def distinct(draws: float, size: Size = REFERENCE) -> float:
-    """The expected number of different rows, over all features, in so many examples.
+    """Computes the expected number of distinct rows, over all features, in ``draws`` examples.
 
     An id k has the probability that a Zipf variable is k + 1 modulo the buckets, as ``reference.zipf_ids`` draws it.
     """
@@ -144,19 +144,19 @@ def _distinct_of_one(draws: float, buckets: int) -> float:
 
 
 def all_reduce(network: Network, workers: int, n: float) -> float:
-    """Seconds of summing n bytes of each worker."""
+    """Returns the seconds to sum arrays of n bytes over all workers."""
     messages = 2 * (workers - 1) if network.collectives == "ring" else 2 * math.log2(workers)
     return messages * network.alpha + 2 * (workers - 1) / workers * n * network.beta
 
 
 def all_gather(network: Network, workers: int, n: float) -> float:
-    """Seconds until all workers have n bytes, of which each had an equal part."""
+    """Returns the seconds until all workers have n bytes, of which each had an equal part."""
     messages = workers - 1 if network.collectives == "ring" else math.log2(workers)
     return messages * network.alpha + (workers - 1) / workers * n * network.beta
 
 
 def all_to_all(network: Network, workers: int, n: float) -> float:
-    """Seconds of exchanging the n bytes that each worker has, equal parts for all."""
+    """Returns the seconds to exchange the n bytes that each worker has, in equal parts for all."""
     pairwise = (workers - 1) * network.alpha + (workers - 1) / workers * n * network.beta
     if network.collectives == "ring":
         return pairwise
@@ -165,7 +165,7 @@ def all_to_all(network: Network, workers: int, n: float) -> float:
 
 @cache
 def shampoo_shares(workers: int) -> tuple[float, int]:
-    """Core seconds of a step of the most loaded owner, and the bytes of the buffer that gathers directions."""
+    """Returns the core seconds per step of the most loaded owner, and the bytes of the gathered directions' buffer."""
     options, loads = ShampooOptions(), np.zeros([2, workers])
     layout = lay_out(options, dense_shapes())
     blocks = [stack for stack in layout.stacks for _ in stack.members]
@@ -176,7 +176,7 @@ def shampoo_shares(workers: int) -> tuple[float, int]:
 
 
 def step(network: Network, compute: Compute, workers: int, batch: float) -> Step:
-    """A step of W workers with ``batch`` examples each."""
+    """Models a step of ``workers`` workers with ``batch`` examples each."""
     shapes = dense_shapes()
     rows = distinct(batch)
     group = min(workers, compute.group or workers)
@@ -195,14 +195,14 @@ def step(network: Network, compute: Compute, workers: int, batch: float) -> Step
 
 
 def curve(network: Network, compute: Compute, batch: int, fixed_global: bool) -> list[Step]:
-    """Steps for all numbers of workers, with ``batch`` examples for each of them, or for all together."""
+    """Models steps for all numbers of workers, with ``batch`` examples for each worker, or for all together."""
     return [
         step(network, compute, workers, batch / workers if fixed_global else batch) for workers in WORKERS
     ]
 
 
 def speeds(steps: Sequence[Step], batch: int, fixed_global: bool) -> list[float]:
-    """Examples per second."""
+    """Returns the examples per second for each number of workers."""
     return [
         (batch if fixed_global else batch * workers) / timing.seconds
         for workers, timing in zip(WORKERS, steps, strict=True)
@@ -210,11 +210,11 @@ def speeds(steps: Sequence[Step], batch: int, fixed_global: bool) -> list[float]
 
 
 def stop(steps: Sequence[Step], batch: int, fixed_global: bool) -> tuple[int, str]:
-    """The number of workers from which on more are of no use, and why.
+    """Returns the largest useful number of workers, and the part of the step that limits it.
 
-    With a fixed global batch: the most examples per second. With a fixed batch for each worker: the most workers of
-    which each does at least half of what one alone does. The reason is the part that, with twice as many, exceeds by
-    most what it would be under linear scaling.
+    With a fixed global batch, this number has the most examples per second. With a fixed batch for each worker, it is
+    the largest at which each worker has at least half the speed of a single one. The limiting part is the one that,
+    with twice as many workers, exceeds linear scaling by most.
     """
     rates = speeds(steps, batch, fixed_global)
     if fixed_global:
@@ -233,7 +233,7 @@ def _where(fixed_global: bool) -> str:
 
 
 def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -> dict[str, Any]:
-    """A row for each number of workers, and where it stops."""
+    """Returns a row for each number of workers, and where scaling stops."""
     steps = curve(network, compute, batch, fixed_global)
     rates = speeds(steps, batch, fixed_global)
     rows = {
@@ -254,7 +254,7 @@ def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -
 
 
 def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Network], path: Path) -> None:
-    """Draws examples per second on all networks, and a step's parts on the first one."""
+    """Draws examples per second on all networks, and a step's parts on the first one, as SVG."""
     settings = {"svg.hashsalt": "scale", "svg.fonttype": "none", "font.size": 9}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(10, 7.5), layout="constrained")
@@ -295,17 +295,18 @@ def measure(
     collectives: str = "",
     plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Tables of all networks, with a fixed batch for each worker and for all together.
+    """Returns tables of all networks, with a fixed batch for each worker and for all together.
 
     Args:
-        step_ms: a measured step of ``BATCH`` examples, of which ``fixed_ms`` do not shrink with the batch.
-        cores: of a worker, for Shampoo's work.
+        step_ms: milliseconds of a measured step of ``BATCH`` examples.
+        fixed_ms: the part of these that does not shrink with the batch.
+        cores: number of cores of a worker, for Shampoo's work.
         read_us: microseconds to read a row of the log.
-        plan_us: to plan a row.
+        plan_us: microseconds to plan a row.
         batch: examples for each worker.
         global_batch: examples for all workers together.
-        group: workers that divide Shampoo's blocks; by default all.
-        collectives: ``ring`` or ``tree`` on all networks.
+        group: number of workers that divide Shampoo's blocks; by default all.
+        collectives: ``ring`` or ``tree`` on all networks; by default each network's own.
         plot: an SVG file to write.
     """
     fixed = fixed_ms / 1e3

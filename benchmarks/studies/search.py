@@ -1,20 +1,20 @@
-"""How well a search by weight sharing ranks architectures, beside training each of them alone.
+"""Measures how well a search by weight sharing ranks architectures, compared with training each of them alone.
 
     python benchmarks/study.py search [--out runs/search] [--rows 120000] [--seeds 10] [--set KEY=VALUE ...]
 
-A small world in which it matters how a network is built, as its clicks depend on products of two features' vectors, and
-a space of 81 architectures. Each is trained alone with three seeds over the log, and judged by
-its progressive logloss over the last fifth, which no search reads. Then the supernet is trained on the first four
-fifths, by the same code as ``ctr search`` runs, with several seeds:
+In a small world the architecture of a network matters, because clicks depend on products of two features' vectors. Each
+of 81 architectures is trained alone with three seeds over the log, and judged by its progressive logloss over the last
+fifth, which no search reads. Then the supernet is trained on the first four fifths, by the same code as in
+``ctr search``, with several seeds:
 
     fair       the controller does not learn: does the ranking of all 81 by the shared weights agree (Kendall's tau)?
-    penalty    at a target of cost: which architecture does the search end with, and how far is it from the best?
+    penalty    at a target cost: which architecture does the search return, and how far is it from the best?
     rejection  the same with candidates above the target drawn again (TabNAS)
-    random     what training as many candidates alone as the search costs would have found, expected over all draws
+    random     the expected result of training as many candidates alone as the search costs
 
-An architecture alone is the supernet under its masks, which tests prove to be the smaller network, with weights that
-begin as the smaller network's do; so one compiled step trains all. The same command again goes on after what is
-done. ``--set KEY=VALUE ...`` changes the controller.
+An architecture alone is the supernet under its masks, which tests prove to be the smaller network, with weights
+initialized as in the smaller network; so one compiled step trains all. Repeating the command continues with the
+missing results. ``--set KEY=VALUE ...`` changes the controller.
 """
 
 import math
@@ -67,11 +67,11 @@ SPACE: dict[str, list[Any]] = {
     "model.deep.units.1": [2, 8, 32],
     "model.widths.user,item": [1, 4, 12],
 }
-"""81 architectures, of which the base is the largest."""
+"""Space of 81 architectures, of which the base is the largest."""
 
 
 def make_log(folder: Path, rows: int, seed: int) -> Path:
-    """Publishes a log: linear effects, a product of vectors of user and item, and one of hour and user's first."""
+    """Publishes a log with linear effects, products of user and item vectors, and of first entries of hour and user."""
     rng = np.random.default_rng(seed)
     queries = rows // SLATE
     query = np.repeat(np.arange(queries), SLATE)
@@ -88,7 +88,7 @@ def make_log(folder: Path, rows: int, seed: int) -> Path:
 
 
 class Bench:
-    """The log, the space and one compiled step for everything that is trained or scored here."""
+    """The log, the search space, and one compiled step for all training and scoring."""
 
     def __init__(
         self, out: Path, rows: int, log_seed: int, controller: Mapping[str, Any], target: float
@@ -119,7 +119,7 @@ class Bench:
 
     @cached_property
     def step(self) -> SharedStep:
-        """Steps of the supernet on a state that is set anew for each run."""
+        """Returns the supernet's compiled step, whose state is reset for each run."""
         inputs = open_inputs(self.log, self.largest)
         config = self.config("penalty", 1, learners=1, extremes="none")
         policy = Policy(self.space, self.cost, self.target, config.controller, 1)
@@ -134,7 +134,7 @@ class Bench:
         return SharedStep(plan, state, self.largest, None)
 
     def alone(self, choice: Choice, seed: int) -> float:
-        """The progressive logloss over the held-back part of a candidate trained alone."""
+        """Trains a candidate alone; returns its progressive logloss over the held-back part."""
         step = self.step
         step.state.restore(self._first_weights(choice, seed))
         losses, examples = [], 0
@@ -145,7 +145,7 @@ class Bench:
         return float(np.mean(losses[self.held_back :]))
 
     def _first_weights(self, choice: Choice, seed: int) -> dict[str, np.ndarray]:
-        """The beginning of a run of a candidate alone, in the places that its masks leave."""
+        """Returns the supernet's state with a candidate's own initial weights in the entries that its masks keep."""
         config = self.space.apply(self.base, choice)
         widths = {name: min(width, 12) for name, width in config.model.widths.items()}
         columns, begin = [], 0
@@ -174,7 +174,7 @@ class Bench:
         return arrays
 
     def shared(self, run: Path) -> list[float]:
-        """The logloss of every candidate over the held-back part, by the weights that a supernet has come to."""
+        """Returns the logloss of every candidate over the held-back part with the weights of a trained supernet."""
         arrays, _ = checkpoint.read(run / "checkpoints")
         weights = {n.removeprefix("weights|"): a for n, a in arrays.items() if n.startswith("weights|")}
         step = self.step
@@ -186,7 +186,7 @@ class Bench:
         ]
 
     def search(self, mode: str, seed: int) -> dict[str, Any]:
-        """A whole search, and the ranking by its weights."""
+        """Makes a whole search; returns its choice, its cost in passes, and the losses of all candidates."""
         changes = {"learning_rate": 1e-9} if mode == "fair" else {}
         config = self.config("penalty" if mode == "fair" else mode, seed, **changes)
         folder = self.out / "supernets" / self.name / f"{mode}-{seed}"
@@ -197,14 +197,14 @@ class Bench:
 
 
 def interval(values: Sequence[float], seed: int = 0) -> str:
-    """The mean with its 95% interval by the bootstrap over seeds."""
+    """Formats the mean with its 95% bootstrap interval over seeds."""
     drawn = np.random.default_rng(seed).choice(values, (10_000, len(values))).mean(axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return f"{np.mean(values):.4f} [{low:.4f}, {high:.4f}]"
 
 
 def random_regret(alone: np.ndarray, allowed: np.ndarray, count: int, draws: int = 20_000) -> np.ndarray:
-    """The regrets of random searches: each trains ``count`` allowed candidates once and takes the best run."""
+    """Simulates searches that train ``count`` random allowed candidates once and take the best run; returns regrets."""
     rng, means = np.random.default_rng(0), alone.mean(axis=1)
     best, regrets = means[allowed].min(), []
     for _ in range(draws):
@@ -215,7 +215,7 @@ def random_regret(alone: np.ndarray, allowed: np.ndarray, count: int, draws: int
 
 
 def rows_of(bench: Bench, alone: np.ndarray, searches: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """A row for each kind of search, and one for random search at equal passes."""
+    """Returns a row for each kind of search, and one for random search with equally many passes."""
     means, allowed = alone.mean(axis=1), bench.costs <= bench.target
     order, best = np.argsort(np.argsort(means)) + 1, means[allowed].min()
     rows: dict[str, Any] = {}
@@ -252,7 +252,7 @@ def measure(
     modes: tuple[str, ...] = ("fair", "penalty", "rejection"),
     set: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Trains what is missing alone, and makes the searches that are missing."""
+    """Makes missing runs of single architectures and missing searches; returns the tables."""
     bench = Bench(out, rows, log_seed, apply_settings({}, set), target)
     alone = np.array(
         [

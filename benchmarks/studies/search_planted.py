@@ -1,13 +1,13 @@
-"""Whether a search by weight sharing finds an optimum that is known, and what rejection does beside the penalty.
+"""Tests whether a search by weight sharing finds a known optimum, and compares rejection with the penalty.
 
     python benchmarks/study.py search_planted [--out runs/planted] [--rows 12000] [--seeds 10] [--set learners=1]
 
-A world of seven features with effects of different sizes (``Planted``), one of them a noisy copy of the
-strongest: alone it is worth more than any other, beside the original nothing. The search decides which features the
-model has beside one that it always has; the target is what two of them cost, times ``--slack``, which is too small for
-a third. So the optimum is the strongest and the second one without the copy, which is checked by the world's own
-probabilities, without any training: ``margin`` is by how much the logloss of the next best candidate is higher. Each
-seed is another world.
+A world has seven features with effects of different sizes (``Planted``), one of them a noisy copy of the strongest: it
+is worth more than any other without the original, and nothing beside it. The search decides which features the model
+has besides one that it always has; the target is the cost of two of them, times ``--slack``, too small for a third. So
+the optimum is the strongest and the second-strongest feature without the copy. This is checked with the world's own
+probabilities, without any training: ``margin`` is the excess logloss of the next best candidate. Each seed has a
+different world.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig
 
 EFFECTS = {"a": 0.5, "b": 1.2, "b_copy": 0.0, "c": 0.8, "d": 0.4, "e": 0.2, "f": 0.0}
-"""The standard deviation of each feature's effects; ``b_copy`` is the id of b in a share of the rows."""
+"""The standard deviation of each feature's effects; ``b_copy`` has b's id in a share ``COPIED`` of the rows."""
 COPIED = 0.85
 EFFECT_IDS = 40
 SCHEMA = category_schema(dict.fromkeys(EFFECTS, EFFECT_IDS))
@@ -45,14 +45,14 @@ CONTENT: dict[str, Any] = {
     "compute_dtype": "float32",
 }
 SPACE: dict[str, list[Any]] = {f"features.{name}": [True, False] for name in EFFECTS if name != "a"}
-"""64 architectures: every model has the feature a."""
+"""Space of 64 architectures: every model has the feature a."""
 
 
 class Planted:
-    """Clicks by the sum of independent effects of features.
+    """Log of a world whose clicks depend on the sum of independent effects of features.
 
     Attributes:
-        optimum: of the candidates with at most two features beside a.
+        optimum: the best candidate with at most two features besides a.
     """
 
     optimum = frozenset({"b", "c"})
@@ -67,9 +67,9 @@ class Planted:
         self._label = rng.random(rows) < 1 / (1 + np.exp(-self._logit))
 
     def logloss(self, features: Collection[str], draws: int = 400) -> float:
-        """The expected logloss of the best prediction by a and these features, on the first rows.
+        """Estimates the expected logloss of the best prediction from a and ``features``, on the first 4000 rows.
 
-        Effects of other features are averaged over what they may be: any, or, of b, mostly its copy's.
+        Effects of other features are averaged over random ids; for b with its copy known, mostly the copy's id.
         """
         rows = slice(0, 4000)
         seen = {"a", *features}
@@ -89,7 +89,7 @@ class Planted:
         return float(-np.mean(truth * np.log(predicted) + (1 - truth) * np.log1p(-predicted)))
 
     def publish(self, folder: Path) -> Path:
-        """Publishes the log, four rows a query."""
+        """Publishes the log, with four rows per query; returns its folder."""
         ids = np.stack([self._ids[name] for name in EFFECTS], axis=1).astype(np.int32)
         return publish_log(folder, SCHEMA, ids, self._label)
 
@@ -98,19 +98,19 @@ BASE = parse_model(TrainConfig, CONTENT, "benchmark")
 
 
 def features_of(space: Space, choice: Choice) -> set[str]:
-    """The features that a candidate has of those that are decided on."""
+    """Returns the optional features that a candidate has."""
     return {name.partition(".")[2] for name, has_it in space.values(choice).items() if has_it}
 
 
 def search(rows: int, seed: int, slack: float, controller: Mapping[str, Any]) -> dict[str, Any]:
-    """Searches in a world of its own; returns how it ended."""
+    """Searches in the world of a seed; returns the choice and its distance from the optimum."""
     world = Planted(rows, seed)
     space = space_of(parse_model(SearchConfig, {"space": SPACE}, "benchmark"))
     planted = next(choice for choice in space.candidates() if features_of(space, choice) == world.optimum)
     with tempfile.TemporaryDirectory() as folder:
         log = world.publish(Path(folder) / "log")
         cost = cost_of(space, BASE, counted(log, "training"))
-        # Operations for an example depend a little on which ids a batch has.
+        # The operations per example depend slightly on the ids in a batch.
         target = 1.001 * slack * cost(planted)
         settings = {"space": SPACE, "target": target, "seed": seed, "controller": dict(controller)}
         config = parse_model(SearchConfig, settings, "benchmark")
@@ -138,7 +138,7 @@ def measure(
     modes: tuple[str, ...] = ("rejection", "penalty"),
     set: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """A row for each slack and mode; searches that are there already are not made again."""
+    """Returns a row for each slack and mode; finished searches are read from ``out``."""
     changes = apply_settings({}, set)
     names = "-".join([str(rows), *set])
 

@@ -1,13 +1,13 @@
-"""Compiles the learning step with the TPU's own compiler, on a machine without a TPU, and checks what comes out.
+"""Compiles the training step with the TPU's own compiler, on a machine without a TPU, and checks the program.
 
     make tpu                          every kind of step of the reference model, for one chip of v5e and of v6e
-    make tpu-small                    the same of a tiny model
+    make tpu-small                    the same for a tiny model
     .venv-tpu/bin/python benchmarks/study.py tpu [--small] [--kinds KIND ...] [--chips v5e v6e] [--memory FOLDER]
 
-It needs the environment of the group `tpu`, which the targets make. A kind of step fails where the compiler
-refuses it, where it has float64, a call of the host or of other code, a dynamic shape, state that is not updated in
-place, too many operations or too much memory; the exit status is 1 then. Roots that are computed on the device alone
-may have float64: in float32 a root of a matrix of condition 1e6 is wrong by some 6%, more than a certificate allows.
+It needs the environment of the group `tpu`, which the targets create. A kind of step fails if the compiler
+refuses it, or if it has float64, calls of the host or of other code, dynamic shapes, state that is not updated in
+place, too many operations or too much memory; the exit status is then 1. Only steps that compute roots on the device
+may have float64: in float32 a root of a matrix of condition 1e6 has an error of some 6%, too much for a certificate.
 """
 
 import sys
@@ -37,7 +37,7 @@ CHIPS = ("v5e", "v6e")
 def compile_kind(
     name: str, small: bool, chips: Sequence[str], reports: Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Compiles a kind of step for chips: what it needs there, and what is wrong with it."""
+    """Compiles a kind of step for chips; returns by chip its memory, operations and faults."""
     kind, size, changes, max_ratio = KINDS[name], REFERENCE, {}, MAX_FLOPS_RATIO
     if small:
         size, changes, max_ratio = TINY, SMALL, MAX_SMALL_FLOPS_RATIO
@@ -53,7 +53,7 @@ def compile_kind(
     for chip in chips:
         try:
             compiled = tpu_compiler.compile_for(chip, lowered.hlo)
-        except Exception as error:  # what it raises has no class of its own
+        except Exception as error:  # the compiler's errors have no specific type
             results[chip] = {"faults": f"does not compile: {str(error).partition(chr(10))[0]}"}
             continue
         if reports is not None:
@@ -89,7 +89,7 @@ def measure(
     chips: tuple[str, ...] = CHIPS,
     memory: Path | None = None,
 ) -> dict[str, Any]:
-    """Compiles kinds of step, of a tiny model if it is to be ``small``; ``memory``: a folder for reports on memory."""
+    """Compiles kinds of step, with ``small`` of a tiny model; ``memory`` is a folder for reports on memory."""
     check_names("kind", kinds, tuple(KINDS))
     check_names("chip", chips, CHIPS)
     results: dict[str, Any] = {}

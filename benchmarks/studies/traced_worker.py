@@ -1,10 +1,10 @@
-"""One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds.
+"""Trains as one worker of a traced run; measures its exchanges in a step, by kind, in bytes and milliseconds.
 
     python benchmarks/studies/traced_worker.py LOG CONFIG RUN
 
-An exchange is of the kind of the name scope that it lies in (``ctr.training.tables.tables``); those outside of these
-are the sums of calibrators and of the objective. Its time ends when its result is there: the time in which this worker
-waits for others is in it, and products may go on beside it.
+The name scope of an exchange determines its kind (``ctr.training.tables.tables``); exchanges outside these scopes
+are sums of calibrators and of the objective. An exchange ends when its result is available: its time includes waiting
+for other workers, and may overlap with products.
 """
 
 import sys
@@ -26,20 +26,20 @@ from ctr.workers.local import LocalWorkers, join
 from ctr.workers.seats import read_place
 
 FIRST, STEPS = 8, 8
-"""Steps before those that are traced, and how many these are."""
+"""Number of steps before the trace, and number of traced steps."""
 KINDS = ("exchange_rows", "exchange_gradients", "all_reduce", "gather_scores")
 OTHER = "small sums"
 OPERATION = "PyFunc"
-"""The operation of an exchange (``ctr.workers.local``)."""
+"""Type of the graph operation that makes an exchange (``ctr.workers.local``)."""
 
 
 def kind_of(name: str) -> str:
-    """The kind of an exchange by the name of its operation, or by the scope it is made in."""
+    """Returns the kind of an exchange from the name of its operation, or from its name scope."""
     return next((kind for kind in KINDS if kind in name), OTHER)
 
 
 def count_bytes() -> dict[str, tf.Variable]:
-    """Lets every exchange that is added to a graph from now on count the bytes that it is given."""
+    """Patches exchanges to count the bytes they send; returns the counters by kind. Affects graphs traced later."""
     counted = {kind: tf.Variable(0, dtype=tf.int64) for kind in (*KINDS, OTHER)}
     exchanged = LocalWorkers._exchanged
 
@@ -53,7 +53,7 @@ def count_bytes() -> dict[str, tf.Variable]:
 
 
 def read_milliseconds(folder: Path) -> dict[str, float]:
-    """Milliseconds of the exchanges in a trace, by kind."""
+    """Returns the milliseconds of the exchanges in a trace, by kind."""
     spent: dict[str, float] = defaultdict(float)
     for names, _, events in read_planes(folder):
         for event in events:
@@ -64,7 +64,7 @@ def read_milliseconds(folder: Path) -> dict[str, float]:
 
 
 def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
-    """Trains, and traces some steps."""
+    """Trains and traces ``STEPS`` steps; returns the exchanges by kind, or an empty dict except in the first worker."""
     workers = join(read_place(), 600.0)
     counted, folder = count_bytes(), Path(tempfile.mkdtemp())
     sent_bytes: dict[str, int] = {}

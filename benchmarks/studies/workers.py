@@ -1,10 +1,10 @@
-"""Two workers of one thread each against one process of two threads, on the reference model: examples a second.
+"""Compares two workers of one thread with one process of two threads: examples per second of the reference model.
 
     python benchmarks/study.py workers [--batches 4096 16384] [--workers 2] [--steps 24] [--rounds 3]
 
-All arms are `ctr train` over the same log, with as many threads in all, and take turns. Each reports the speed of every
-window of four steps; the first windows, in which functions are compiled and memory is touched, do not count. After them
-some steps of the workers are traced: what they exchange, by kind, in bytes and milliseconds, which is the limit.
+All arms are `ctr train` over the same log, with the same total number of threads, and take turns. Each reports the
+speed of every window of four steps; the first windows, in which functions are compiled and memory is touched, do not
+count. Then some steps of the workers are traced: their exchanges, by kind, in bytes and milliseconds, are the limit.
 """
 
 import json
@@ -25,7 +25,7 @@ from ctr.config import dump_yaml
 
 WINDOW = 4
 FIRST = 2
-"""Windows that do not count."""
+"""Number of first windows that do not count."""
 DIVIDED = ("--set", "workers.divided_from_mb=0")
 
 
@@ -35,17 +35,15 @@ def write_config(path: Path, changes: Mapping[str, Any], batch: int) -> Path:
 
 
 def pass_speed(log: Path, config: Path, run: Path, workers: int, threads: int, *sets: str) -> Numbers:
-    """The speed of a pass, the median over its windows but the first ones.
+    """Runs ``ctr train``; returns the examples per second, the median over windows without the first ones.
 
-    Args:
-        threads: of each worker.
-        sets: further words of the command.
+    ``threads`` is the number of threads of each worker, ``sets`` are further arguments of the command.
     """
     shutil.rmtree(run, ignore_errors=True)
     several = ["--workers", workers] if workers > 1 else []
     run_command("train", log, "--config", config, "--out", run, "-q", *several, *sets, threads=threads)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    # The end of a pass may be a part of a window, which has no speed.
+    # The last window of a pass may be incomplete, and then has no speed.
     speeds = [line["examples_per_second"] for line in lines[FIRST:] if "examples_per_second" in line]
     return {"examples_per_second": float(np.median(speeds))}
 
@@ -53,7 +51,7 @@ def pass_speed(log: Path, config: Path, run: Path, workers: int, threads: int, *
 def of_batch(
     batch: int, workers: int, steps: int, rounds: int, compute_dtype: str, folder: Path
 ) -> dict[str, Any]:
-    """All arms at one size of the batch, and what is exchanged where all tables are divided."""
+    """Compares all arms at one batch size, and traces the exchanges with all tables divided."""
     log = make_log(folder / "log", steps * batch, Size(batch=batch))
     changes = {"metrics": {"window_examples": WINDOW * batch}, "compute_dtype": compute_dtype}
     speed = partial(pass_speed, log, write_config(folder / "config.yaml", changes, batch), folder / "run")
@@ -80,7 +78,7 @@ def measure(
     rounds: int = 3,
     compute_dtype: str = "auto",
 ) -> dict[str, Any]:
-    """At each size of the batch."""
+    """Compares the arms at each batch size."""
     results = {}
     for batch in batches:
         with tempfile.TemporaryDirectory() as folder:

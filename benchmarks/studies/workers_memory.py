@@ -1,9 +1,9 @@
-"""What tables cost each worker in memory. Its limit: the bytes of one process.
+"""Measures the memory that tables cost each worker. The limit is the bytes of one process.
 
     python benchmarks/study.py workers_memory [--rows 4000000] [--workers 1 2 4]
 
-All arms are `ctr train` over the same rows. What tables cost is the peak of each process with them less that with
-tables of a few rows. It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
+All arms are `ctr train` over the same rows. The cost of tables is the peak memory of each process minus its peak with
+tables of a few rows. It has two parts: the table with its accumulators, and the copy of both for checkpoints.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ CHANGES = {
 
 
 def peaks(folder: Path, rows: int, workers: int) -> list[int]:
-    """The peak of each worker, bytes."""
+    """Trains with tables of ``rows`` rows; returns the peak memory of each worker in bytes."""
     size = Size(features=FEATURES, buckets=rows, width=WIDTH, batch=BATCH)
     log, run = folder / f"log-{rows}", folder / f"run-{rows}-{workers}"
     if not log.exists():
@@ -34,7 +34,7 @@ def peaks(folder: Path, rows: int, workers: int) -> list[int]:
 
 
 def measure(rows: int = 4_000_000, workers: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
-    """The peaks with tables of so many rows, what of it they cost, and both as shares of the first number's."""
+    """Returns the peaks with tables of ``rows`` rows, the cost of these, and both relative to the first arm."""
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in workers:
@@ -43,7 +43,7 @@ def measure(rows: int = 4_000_000, workers: tuple[int, ...] = (1, 2, 4)) -> dict
             row = {"peak_mib": max(large) / 2**20, "of_tables_mib": cost / 2**20}
             base = next(iter(results.values()), row)
             results[str(number)] = row | {f"{name}_share": row[name] / base[name] for name in row}
-    # Weights of the width, a linear weight, and an accumulator of each.
+    # WIDTH weights and a linear weight, with an accumulator for each.
     return {"tables_with_accumulators_mib": FEATURES * rows * (WIDTH + 1) * 4 * 2 / 2**20, "workers": results}
 
 

@@ -1,10 +1,10 @@
-"""What a worker spends on reading and planning its batches, by part, and how many rows per second that allows.
+"""Measures a worker's time for reading and planning batches, by part, and the rows per second that this allows.
 
     python benchmarks/study.py workers_reading [--batch 4096] [--workers 1 2 4 8 16 32] [--batches 64]
 
-Of the reference model with ids that grow (``--growing no``: with fixed ones): processor time of one thread, of the
-first of W workers, each of which takes ``--batch`` rows of a batch. All workers read all rows: they form the same
-batches, refuse the same faulty rows, and each plans whole batches.
+For the reference model with growing ids (``--growing no``: with fixed ones), measures the processor time of one thread
+of the first of W workers, each of which trains on ``--batch`` rows of a batch. All workers read all rows: they form
+the same batches, refuse the same faulty rows, and each plans whole batches.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ ALL = "the same, and form batches"
 
 
 def worked_ms(call: Callable[[], object]) -> float:
-    """The processor time of a call, the least of a few."""
+    """Returns the processor time of a call in milliseconds, the minimum of ``ROUNDS``."""
     return min(processor_ms(call) for _ in range(ROUNDS))
 
 
@@ -43,7 +43,7 @@ def measure(
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
     growing: str = "yes",
 ) -> dict[str, Any]:
-    """Milliseconds for each ``batch`` rows of the log, or of a worker; and rows of the log per second."""
+    """Measures milliseconds of reading, per ``batch`` log rows, and of planning, and rows of the log per second."""
     pa.set_cpu_count(1)
     config = benchmark_config(ADAGRAD, batch)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def measure(
 
 
 def column_bytes(files: list[Path]) -> dict[str, int]:
-    """The bytes on the disk, of ids and of all other columns."""
+    """Returns the compressed bytes on disk of ids and of all other columns."""
     sizes = {IDS: 0, "others": 0}
     for path in files:
         metadata = pq.ParquetFile(path).metadata

@@ -1,4 +1,4 @@
-"""Export of a run to a SavedModel in TensorFlow Serving's layout, with metadata, published whole or not at all."""
+"""Export of a run to a SavedModel in TensorFlow Serving's layout, with metadata, published atomically."""
 
 import gc
 import json
@@ -55,13 +55,13 @@ class Exported:
 def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) -> Exported:
     """Publishes the model of a run's checkpoint, by default its newest, as a version in ``out``.
 
-    Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
+    Raises InputError if there is no such run or checkpoint, or as ``publish`` does.
     """
     return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 
 def export_from_run(snapshot: Snapshot) -> None:
-    """Publishes a model in its run directory and deletes the oldest there, as ``config.export`` says."""
+    """Publishes a model in its run directory, and keeps only the newest ``config.export.keep`` versions there."""
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")
@@ -73,10 +73,8 @@ def export_from_run(snapshot: Snapshot) -> None:
 def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
     """Writes a model to a temporary folder, flushes it to disk, and renames it to its final path.
 
-    Deletes all but the newest ``keep`` versions.
-
-    Raises InputError if the version exists with another model, if the newest version belongs to another
-    run, or, without ``wait``, if another process is publishing.
+    Deletes all but the newest ``keep`` versions. Raises InputError if the version exists with another model, if the
+    newest version belongs to another run, or, without ``wait``, if another process is publishing.
     """
     check_models_folder(out)
     make_folder(out)
@@ -101,7 +99,7 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
 
 
 def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported | None:
-    """Returns the version if it is exported already; raises InputError if it holds another model or another run.
+    """Returns the version if it exists; raises InputError if it is another model, or the newest is of another run.
 
     Versions are ordered by position alone: a version of another run could be served instead of this one.
     """
@@ -135,7 +133,7 @@ def _differing(keys: Sequence[str], first: Mapping[str, Any], second: Mapping[st
 
 
 def _other_logs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether two positions are of different logs. Hashes can be compared for equal numbers of partitions."""
+    """Returns whether two positions are in different logs; hashes are comparable only for equally many partitions."""
     first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (old, new))
     if first.keys() != second.keys():
         return True
@@ -143,7 +141,7 @@ def _other_logs(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
-    """Describes a model: its metadata without signatures and files."""
+    """Returns the metadata of a model without requests, signatures and files, which ``write_model`` adds."""
     position = snapshot.position
     content = {
         "format": FORMAT,
@@ -169,7 +167,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "logs": snapshot.progress["consumed"],
         "weights": weights_hash(snapshot),
     }
-    # Tuples become lists, as they are when it is read again.
+    # Tuples become lists, as in metadata read from a file.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
 
@@ -184,7 +182,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def weights_hash(snapshot: Snapshot) -> str:
-    """Hashes all weights (SHA-256), float32 before any are rounded."""
+    """Hashes all weights and growing ids' keys (SHA-256); weights are float32, before any rounding."""
     tables = {f"rows/{number}": table for number, table in enumerate(snapshot.tables)}
     keys = {f"keys/{number}": variable for number, variable in snapshot.keys.items()}
     variables = {**tables, **keys, **dense_weights(snapshot.weights)}
@@ -192,7 +190,7 @@ def weights_hash(snapshot: Snapshot) -> str:
 
 
 def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
+    """Writes a model to a new folder and returns its metadata; ``described`` is the result of ``describe``."""
     check_rules(snapshot.schema)
     signatures = serving_signatures(snapshot)
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
@@ -222,7 +220,7 @@ def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict
 
 
 def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
-    """Writes requests that TensorFlow Serving runs before it serves a model, so that no client waits for its set-up."""
+    """Writes requests that TensorFlow Serving runs when it loads a model, so that no client waits for a warm-up."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, specs in signatures.items():
             for rows in _WARMUP_BATCHES:

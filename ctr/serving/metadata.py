@@ -1,4 +1,4 @@
-"""Metadata of an exported model, ``assets.extra/ctr.json``, and the folders of published models.
+"""Metadata of an exported model, ``assets.extra/ctr.json``, and the layout of a folder of published models.
 
 ::
 
@@ -82,16 +82,16 @@ def check_files(model: Path, metadata: dict[str, Any]) -> None:
 def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
     """Returns query time, in microseconds, and query id of the last row that a model learned from; None without any.
 
-    Training passes over a log in this order. Scores of rows up to this one do not estimate the quality on new rows.
+    Training reads a log in this order. Scores of rows up to this one do not estimate the quality on new rows.
     """
     until = metadata["position"]["learned_until"]
     return None if until is None else (int(until[0]), int(until[1]))
 
 
 def is_learned(until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns whether each row, by time and query id, is not after the last learned row, bool [N].
+    """Returns for each row whether it is not after the last learned row ``until``, bool [N].
 
-    Times are in microseconds; both are int64 [N].
+    ``times``, in microseconds, and ``queries``, the query ids, are int64 [N].
     """
     if until is None:
         return np.zeros(len(times), bool)

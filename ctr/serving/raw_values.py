@@ -1,9 +1,9 @@
 """Conversion of Python values to the inputs of an exported model's functions.
 
 A category or text is a string, bytes, a number or a boolean, which become text as ``ctr.data.spelling`` says;
-None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
-feature's separator. A number is a number; None and NaN are missing. A time is a number of microseconds since
-1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, taken as UTC if it has no zone; None is missing.
+None, NaN and the empty string are missing. A multivalent category may also be a list of these, joined with the
+feature's separator. A number is a Python or NumPy number; None and NaN are missing. A time is a number of microseconds
+since 1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, taken as UTC if it has no zone; None is missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ def is_column(values: Any) -> bool:
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """Counts the rows of some columns, 1 without any. Raises InputError if lengths differ, or one is not a column."""
+    """Counts the rows of columns; 1 if all are single values. Raises InputError for different lengths or bad types."""
     lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -50,7 +50,7 @@ def _length(name: str, values: Any) -> int:
 
 
 def as_list(values: Any, rows: int) -> list[Any]:
-    """Converts a column, or one value ``rows`` times, to a list."""
+    """Converts a column to a list, or repeats a single value ``rows`` times."""
     if not is_column(values):
         return [values] * rows
     if isinstance(values, list):

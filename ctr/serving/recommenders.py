@@ -44,7 +44,7 @@ from ctr.training.run.snapshot import Snapshot, read_snapshot
 def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
     """Returns the ids of N rows of a log by feature: int32 or int64 [N], of multivalent features ragged [N, None].
 
-    ``schema``: the log's, or a model's (``RecommendersModel.schema``), for whole queries (``add_query_size``).
+    ``schema``: the log's, or a model's (``RecommendersModel.schema``); the rows must be whole queries.
     """
     rows = add_query_size(rows, schema)
     single = {name: tf.constant(rows.ids[:, column]) for column, name in enumerate(schema.single_valued)}
@@ -73,12 +73,12 @@ class RecommendersModel(tfrs.Model):
         schema: the features of the model.
         tables: the embedding tables with their linear weights, float32 [rows, width + 1].
         crosses: the ``tfrs.layers.dcn.Cross`` layers.
-        deep: the deep layers, one ``tf.keras.Sequential`` each: with a bottleneck of two ``Dense``, else of one.
+        deep: the deep layers, each a ``tf.keras.Sequential`` of one ``Dense``, or of two with a bottleneck.
         head: ``Dense`` of one unit without a bias.
         bias: bias of the output.
 
     Raises:
-        InputError: a factorized model, an ensemble, linear weights alone, or attention.
+        InputError: a factorized model, an ensemble, linear weights alone, a plug-in, attention, or numbers as values.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -124,7 +124,7 @@ class RecommendersModel(tfrs.Model):
 
     @classmethod
     def from_run(cls, run: Path | str, checkpoint: int | None = None) -> Self:
-        """Makes the model of a run's checkpoint, by default its newest. Raises InputError also if there is none."""
+        """Creates the model of a run's checkpoint, by default the newest. Raises InputError also if there is none."""
         return cls(read_snapshot(Path(run), checkpoint))
 
     def _carry_over(self) -> None:

@@ -1,4 +1,4 @@
-"""Scoring of whole logs with an exported model, into one Parquet file and one of rejected rows.
+"""Scores whole logs with an exported model, into a Parquet file and a JSON Lines file of rejected rows.
 
 Importing this module loads no TensorFlow.
 """
@@ -50,7 +50,7 @@ class ScoreResult:
     rejects_file: Path | None
     seconds: float
     learned: int  # rows that the model has learned from
-    learned_until: int | None  # query time of the last one, in microseconds; None: from none
+    learned_until: int | None  # query time of the last row learned from, in microseconds; None: there is none
 
 
 def check_scores_file(out: Path, log: Path) -> None:
@@ -93,7 +93,8 @@ def score_log(
 ) -> ScoreResult:
     """Scores an example log by its ids, and adds the columns that ``ctr evaluate`` reads.
 
-    A log without labels yields neither labels nor weights. Raises InputError: other features, no row, or damage.
+    A log without labels yields neither labels nor weights. Raises InputError if its features are not the model's, no
+    partition is in ``time_range``, or a file is damaged or cannot be written.
     """
     times = time_range or TimeRange()
     schema = read_schema(log)
@@ -135,7 +136,7 @@ def score_log(
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
-    """Computes the logits, float32 [N], of good rows of a log with the model's features; see ``add_query_size``."""
+    """Computes the logits, float32 [N], of valid rows of a log with the model's features; queries must be whole."""
     rows = add_query_size(rows, scorer.schema)
     begins = range(0, len(rows), _BATCH_ROWS)
     batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)

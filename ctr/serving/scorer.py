@@ -71,12 +71,12 @@ class Scorer:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
         ``features`` has for each input (``requests`` of ``metadata``) N values, or one for all rows; ignores other
-        columns. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
+        columns. Raises InputError if an input is absent, lengths differ, or a value has the wrong type.
         """
         return self.score(features)["p"]
 
     def score(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, and ``p_NAME`` of labels, float32 [N], arguments as for ``predict``."""
+        """Computes ``p``, ``logit``, and ``p_NAME`` of further labels, float32 [N]; arguments as for ``predict``."""
         return self._call("predict", self._inputs["predict"].read(features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -84,12 +84,12 @@ class Scorer:
         return self._call("predict_ids", packed)
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Computes Q, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
+        """Computes Q, float32 [N, n, K], from the Quality tower's columns; arguments as for ``predict``."""
         self._require_factors()
         return self._call("quality", self._inputs["quality"].read(features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Computes U, float32 [N, n, K], of the UI tower's columns as ``predict`` takes them, or from the cache."""
+        """Returns U, float32 [N, n, K], of the UI tower, computed or cached; arguments as for ``predict``."""
         self._require_factors()
         columns = self._inputs["ui"].read(features)
         if self._cache is None:
@@ -110,7 +110,7 @@ class Scorer:
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
         """Computes click probabilities, float32 [N], from Q and U row by row.
 
-        Both are float32 [N, n, K]; one of them may be [1, n, K], which then goes with every row of the other.
+        Both are float32 [N, n, K]; one of them may be [1, n, K], which is then combined with every row of the other.
         """
         self._require_factors()
         return self._call("combine", {"Q": quality, "U": ui})["p"]
@@ -166,7 +166,7 @@ def _hashable(column: Any) -> list[Any]:
 
 
 class RowCache:
-    """Cache of up to ``capacity`` float32 rows by key; drops the least recently used. Safe for threads."""
+    """Thread-safe cache of up to ``capacity`` float32 rows by key, which drops the least recently used."""
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
         if capacity < 1:

@@ -4,13 +4,13 @@
     raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. The graph computes derived columns from
     other columns or from the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
-    of a factorized network that is the only expert: ``Q`` and ``U``, [N, components, K], and of these ``p`` and
-    ``logit``. A tower takes the columns that its features need. One row of Q goes with any number of rows of U, and
-    the other way round.
+    only for a factorized network that is the only expert: ``Q`` and ``U``, [N, components, K], and ``p`` and ``logit``
+    computed from both. A tower takes the columns that its features need. One row of Q can be combined with any number
+    of rows of U, and vice versa.
 ``predict_ids(ids)``
-    ids as a log holds them -> the same; it scores logs, which have no raw columns.
+    ids as in a log -> the outputs of ``predict``; it scores logs, which have no raw columns.
 
-Where ids grow, an id is searched among the sorted keys of the ids with individual rows; others use shared rows,
+Where ids grow, an id is looked up among the sorted keys of the ids with individual rows; others use shared rows,
 as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
 """
 
@@ -45,7 +45,7 @@ from ctr.models.rows import (
 from ctr.training.run.snapshot import LAST_KEY, Snapshot
 
 Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
-"""By feature, int32 or int64 [N], or RaggedTensor [N, None] of a multivalent one."""
+"""Ids by feature: int32 or int64 [N], or a RaggedTensor [N, None] for a multivalent feature."""
 
 PACKED_IDS = "ids"
 _INPUTS: dict[InputKind, dict[str, str]] = {
@@ -82,7 +82,7 @@ class Signature:
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
-    """Assigns columns to names that inputs of a function may have: name -> column, in the order of ``sources``.
+    """Assigns each column a valid name of a function's input: name -> column, in the order of ``sources``.
 
     A name is the column's if TensorFlow allows it: ASCII letters, digits and _, a letter first. Other columns get a
     different name; if no allowed character is left, it is ``column_`` and the column's number, from 1 on.
@@ -110,7 +110,7 @@ def _plain_name(source: str, number: int) -> str:
 
 
 def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
-    """Makes the functions of a model, by name."""
+    """Returns the functions of an exported model, by name."""
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
     experts, weights = snapshot.experts, snapshot.served_weights
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
@@ -212,7 +212,7 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """Returns the names of the columns with the ids of N rows, of ``id_type``: ``ids``, [N, F], of single values.
+    """Returns the names of the columns with N rows' ids, of ``id_type``: ``ids``, [N, F], for single-valued features.
 
     Each multivalent feature has ``NAME.values``, [V], row after row, and ``NAME.lengths``, int32 [N].
     """

@@ -1,7 +1,7 @@
-"""A day of the simulated system: the auction of the ads that a query shows, and the clicks on them.
+"""A day of the simulated system: the auction that decides which ads a query shows, and the clicks on them.
 
 The auction uses a policy's predictions; clicks follow the true probabilities. Interests of users move: this module
-also has the themes that a user is interested in at a time, and their effect on the logit.
+also computes the themes that a user is interested in at a time, and their effect on the logit.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _EXPONENT = {"phone": 0.8, "desktop": 0.5, "tablet": 0.6}
 _RENDERING = {"compact": 0.75, "standard": 0.9, "large": 1.0}
 # Arrays of this many queries mostly fit in a processor's cache.
 _CHUNK = 8_192
-# More changes within a span whose mean is one have a probability below 1e-14.
+# A Poisson number with mean 1 exceeds this with a probability below 1e-14.
 _MOST_CHANGES = 16
 
 
@@ -137,7 +137,7 @@ class Impressions(Placed):
 def run_auction(
     config: WorldConfig, policy: Policy, queries: Queries, ads: Ads, candidates: Candidates
 ) -> Impressions:
-    """Ranks by bid times the prediction for the first position, prices by the second price.
+    """Ranks candidates by bid times the prediction for the first position; clicks cost the second price.
 
     From the first position down, an ad is shown if its bid times the prediction for that position is at least the
     reserve; the first one that fails ends the page. A click costs the lowest bid that preserves the rank and reaches
@@ -182,7 +182,7 @@ def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], pos
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
-    """Makes a policy without a model: topics and words that agree, advertisers, repute, and the position."""
+    """Returns a policy without a trained model, based on equal topics and words, advertiser, repute and position."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         query, ad = placed.query, placed.ad
@@ -216,7 +216,7 @@ def make_world(config: WorldConfig) -> World:
 
 
 def days(config: WorldConfig, world: World) -> Iterator[Day]:
-    """Yields the first day, the second, and so on without end."""
+    """Yields the days of the log from the first on, without end."""
     seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
     for number, (now, ads) in enumerate(seasons):
         queries = draw_queries(config, world, number)
@@ -248,7 +248,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """Queries, and their impressions and clicks."""
+    """A block of served queries with their N impressions; arrays are [N]."""
 
     queries: Queries
     impressions: Impressions
@@ -259,7 +259,7 @@ class Served:
 
 
 def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterator[Served]:
-    """Serves a day's queries in their order, in blocks."""
+    """Serves a day's queries in order; yields them in blocks of at most 8,192 queries."""
     for begin in range(0, len(day.queries), _CHUNK):
         queries = day.queries.slice(begin, begin + _CHUNK)
         candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
@@ -277,10 +277,9 @@ def interest_logit(
 ) -> np.ndarray | float:
     """Computes the part of a click's logit, [N], that is due to the current interests: ``strength`` or 0.
 
-    Interests use no random numbers of the streams of ``world.py``: a world with them has the queries and ads of one
-    without.
-
-    ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. Without interests the result is 0.
+    Interests use none of the random streams of ``world.py``, so that a world has the same queries and ads with and
+    without them. ``query`` and ``ad`` are indices in ``queries`` and ``ads``, int64 [N]. Without interests the result
+    is the number 0.
     """
     interests = config.interests
     if interests is None:
@@ -301,7 +300,7 @@ def current_themes(
     """Returns the themes of users' interests at times, int64 [N, at_once]; ``user``, ``time_us``: int64 [N].
 
     Each of a user's interests is a Markov process in time since 1970, which draws its theme anew at the points of a
-    Poisson process. They are hashes of seed, user and time, so they do not depend on the requested times.
+    Poisson process. All draws are hashes of seed, user and time, and do not depend on which times are requested.
     """
     lasting, count = duration_us(interests.lasting), interests.at_once
     process = splitmix64((user[:, None] * count + np.arange(count)).ravel().astype(np.uint64))

@@ -162,7 +162,7 @@ class SimulatorConfig(WorldConfig):
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Raises InputError where a directory for a log or for events has other content than a simulation writes."""
+    """Raises InputError if a directory for a log or for events has content that is not a simulation's."""
     for log in logs:
         check_log_folder(log)
     if events is not None:

@@ -1,4 +1,4 @@
-"""Simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
+"""Simulated traffic as raw events: impressions and, separately, clicks; late, out of order, some of them twice.
 
 ::
 
@@ -6,10 +6,10 @@
     EVENTS/impressions/2026-01-05T07.parquet     arrivals within this hour (UTC), in the order of arrival
     EVENTS/clicks/2026-01-05T07.parquet          the same for clicks; an hour in which nothing arrived has no file
 
-Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
+Columns of an impression: ``impression_id`` and ``query_id`` (int64, the log's example_id and query_id),
 ``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (same type), and the source columns of
-``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. Events
-delivered twice differ in ``arrival_time`` alone.
+``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. Two deliveries
+of an event differ in ``arrival_time`` alone.
 """
 
 import io
@@ -129,7 +129,7 @@ def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[i
 
 
 def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
-    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, so a cut log agrees."""
+    """Draws uniform numbers, [rows, each]; earlier rows do not depend on later ones, nor on where the log is cut."""
     return random_stream(*numbers).random((rows, each))
 
 

@@ -1,4 +1,4 @@
-"""Logged part of the simulated world: raw columns, and the schema of their features."""
+"""Logged columns of the simulated world, and the schema of their features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +148,7 @@ class FeatureIds:
         )
 
     def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
-        """Makes rows of a shard, equal to the transformation of ``raw``; ``keys`` are its columns besides features."""
+        """Returns rows of a shard, equal to ``raw`` transformed; ``keys`` are the columns that are not features."""
         single = self.schema.single_valued
         matrix = np.empty((len(placed), len(single)), self.schema.id_type)
         columns = dict(keys)

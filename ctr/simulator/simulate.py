@@ -1,4 +1,4 @@
-"""Simulated log: each day is a partition, with sidecars of the simulator's hidden values."""
+"""Writes simulated logs: each day is a partition, with sidecars of the simulator's hidden values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ of a click (float32), and whether its query was ``randomized`` (bool).
 
 @dataclass
 class Counts:
-    """Counts of a simulation: of all queries, and of queries that showed ads."""
+    """Counts of a simulated log; ``answered`` are the queries that showed ads, ``queries`` all of them."""
 
     examples: int = 0
     queries: int = 0
@@ -69,7 +69,7 @@ class Counts:
 
 @dataclass
 class Simulation:
-    """World that serves days, and its folders: the log's, then the folders of logs of randomized queries alone."""
+    """A simulation's world and output; ``folders`` are of the log and, if written, the log of randomized queries."""
 
     config: WorldConfig
     world: World
@@ -86,11 +86,11 @@ def simulate(
     randomized: Path | None = None,
     events: Path | None = None,
 ) -> dict[str, Any]:
-    """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``: the same bytes for a config.
+    """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``; equal configs give equal bytes.
 
-    Continues an interrupted log of the same config. ``randomized`` is the folder of a second log, of
-    the examples of randomized queries alone; ``events`` the folder of its raw events. Returns ``Counts`` of both.
-    Raises InputError: a folder has other content, for example the log of another world.
+    Continues an interrupted log of the same config. ``randomized`` is the folder of a second log, with the
+    examples of randomized queries alone; ``events`` is the folder of the log's raw events. Returns the counts of the
+    log and of its events. Raises InputError if a folder has other content, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
         raise InputError(
@@ -132,7 +132,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 
 def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
-    """Makes the rows of a shard of a log from ``first_day`` (since 1970) on; ids increase with time, none repeats."""
+    """Returns the rows of a log that begins at ``first_day`` (since 1970); ids increase with time and never repeat."""
     impressions, queries = served.impressions, served.queries
     query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[impressions.query]
     keys: dict[str, Any] = {
@@ -146,7 +146,7 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
 
 
 def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | None = None) -> None:
-    """Serves a day, cut at ``most`` examples, and publishes and counts its impressions."""
+    """Serves a day, cut at ``most`` examples, publishes its impressions and updates the counts."""
     config, ids, events, counts = simulation.config, simulation.ids, simulation.events, simulation.counts
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US
@@ -187,7 +187,7 @@ def publish_day(simulation: Simulation, day: Day, policy: Policy, most: int | No
 
 
 def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
-    """Returns which queries have their ads in the log, bool [Q]."""
+    """Returns for each query whether its ads are in the log, bool [Q]."""
     return config.randomized_in_log | ~queries.randomized
 
 

@@ -1,6 +1,6 @@
 """The simulated world: users, words, topics and advertisers; the ads and queries of each day; the random walks.
 
-A policy has no influence on these.
+None of these depends on a policy.
 """
 
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ _RICH_SHARES = np.array([1.0, 0.6, 0.4, 0.3])
 
 
 def random_stream(seed: int, stream: int, *numbers: int) -> np.random.Generator:
-    """Returns a generator of random numbers that depends on the seed, the purpose, and numbers such as the day."""
+    """Returns a random generator for a seed, a purpose ``stream``, and ``numbers`` such as the day."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream, *numbers])))
 
 
 def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws 0 to ``counts - 1`` (which broadcasts to ``shape``), by Zipf's law: p ~ rank^-1.1."""
+    """Draws integers of ``shape`` from 0 to ``counts - 1``, which broadcasts, by Zipf's law: p ~ rank^-1.1."""
     exponent = 1.1
     limit = (np.asarray(counts, np.float64) + 1) ** (1 - exponent)
     ranks = (1 + (limit - 1) * rng.random(shape)) ** (1 / (1 - exponent))
@@ -51,7 +51,7 @@ def draw_ranks(rng: np.random.Generator, counts: np.ndarray | int, shape: tuple[
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Coefficients of the logit that follow a random walk by day; topics are the ad's, ages the user's."""
+    """Coefficients of the logit that follow a daily random walk; topics are the ad's, ages the user's."""
 
     topic: np.ndarray
     age_topic: np.ndarray
@@ -112,7 +112,7 @@ def draw_world(config: WorldConfig) -> World:
 
 
 def walk(config: WorldConfig, world: World) -> Iterator[Coefficients]:
-    """Yields the coefficients of the first day, the second, and so on without end: independent Gaussian steps."""
+    """Yields the coefficients of each day from the first on, without end: a random walk with Gaussian steps."""
     now = world.first
     for day in count(1):
         yield now
@@ -132,8 +132,8 @@ class Ads:
     words: np.ndarray
     taste: np.ndarray  # [A, TASTE_SIZE], what kind of user and query it suits
     bid: np.ndarray  # the advertiser's bid for a click
-    born: np.ndarray  # the day from which it is there, negative where before the first one
-    gone: np.ndarray  # the first day on which it is there no more
+    born: np.ndarray  # the ad's first day, negative where before the first one of the log
+    gone: np.ndarray  # the first day after the ad's lifetime
     richest: np.ndarray  # the most prominent of ``FORMATS`` for which it has material
     quality: np.ndarray  # a part of the logit
     repute: np.ndarray  # the crude policy's error about it, in logits
@@ -147,7 +147,7 @@ class Ads:
 
 
 def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
-    """Yields the ads of the first day, the second, and so on without end."""
+    """Yields the ads of each day from the first on, without end."""
     ads = _draw_ads(config, world, 0, 0, config.ads)
     next_number, day, owed = config.ads, 0, 0.0
     while True:
@@ -169,7 +169,7 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
     is_usual = rng.random(count) < 0.7
     topic = np.where(is_usual, world.advertiser_topic[advertiser], rng.integers(0, config.topics, count))
     words_of_topic = np.diff(world.topic_words)[topic][:, None]
-    # Exponential lifetimes: how long an ad has been there says nothing of how long it will be.
+    # Exponential lifetimes: an ad's remaining lifetime does not depend on its age.
     age = rng.exponential(config.ad_lifetime_days, count) if day == 0 else np.zeros(count)
     return Ads(
         number=np.arange(first_number, first_number + count),
@@ -189,7 +189,7 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Order in which the ads of a day are retrieved, [A]: of all, and topic by topic from ``begins``, [topics + 1]."""
+    """Retrieval order of a day's ads, [A]: of all, and of each topic from its index in ``begins``, [topics + 1]."""
 
     everywhere: np.ndarray  # indices in ``Ads`` by falling popularity
     of_topics: np.ndarray  # the same topic by topic
@@ -197,7 +197,7 @@ class Retrieval:
 
 
 def retrieval_order(ads: Ads, topics: int) -> Retrieval:
-    """Returns a day's ads in the order of their retrieval."""
+    """Returns the order in which a day's ads are retrieved, by falling popularity."""
     order = np.argsort(-ads.popularity, kind="stable")
     of_topics = order[np.argsort(ads.topic[order], kind="stable")]
     begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])
@@ -300,7 +300,7 @@ class Candidates:
 def draw_candidates(
     config: WorldConfig, ads: Ads, retrieval: Retrieval, queries: Queries, day: int
 ) -> Candidates:
-    """Retrieves ads: some by the query's topic, some from all."""
+    """Draws the candidate ads of queries: most by the query's topic, the others from all ads."""
     first = int(queries.number[0]) if len(queries) else 0
     rng = random_stream(config.seed, RETRIEVAL_STREAM, day, first)
     shape = (len(queries), config.candidates)
@@ -325,6 +325,6 @@ def draw_candidates(
 
 
 def shown_format(ads: Ads, ad: np.ndarray, richness: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Chooses the format of ads at positions from 1, all of one shape. Formats high on the page are richer."""
+    """Chooses the formats, indices in ``FORMATS``, of ads at positions from 1; richer ones are higher on the page."""
     share = _RICH_SHARES[np.minimum(position, len(_RICH_SHARES)) - 1]
     return np.where(richness < share, ads.richest[ad], 0)

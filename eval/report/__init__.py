@@ -51,10 +51,10 @@ Comparisons = Mapping[int, RunComparison | str]
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Writes the report of finished runs, comparing the others with the first, in whose folder it is by default.
+    """Writes a report of finished runs that compares each with the first; by default into the first one's folder.
 
-    The file appears whole or not at all, and replaces only a report. Raises InputError: a run is unreadable,
-    or the file cannot be written, or is no report.
+    The file is written atomically, and replaces only another report. Raises InputError if a run is unreadable,
+    the file cannot be written, or an existing file is not a report.
     """
     if not runs:
         raise InputError("a report needs at least one run directory, got none")
@@ -72,7 +72,7 @@ def render_report(folders: Sequence[Path]) -> str:
 
 
 def report_context(folders: Sequence[Path]) -> PageContext:
-    """Returns the content of the page about runs. Raises InputError where a run cannot be read."""
+    """Returns the content of the report's page. Raises InputError if a run cannot be read."""
     runs = reported_runs(folders)
     compared = _compare(runs)
     lead = (
@@ -190,7 +190,7 @@ def _results(runs: Sequence[ReportedRun], compared: Comparisons) -> Section:
 
 
 def _baseline_rows(run: ReportedRun) -> list[list[str]]:
-    """Returns the rows of predictions that cost nothing: the base rate, then those by features, the best first."""
+    """Returns table rows for base-rate predictions: the overall base rate, then base rates by feature, best first."""
     estimates = baseline_loglosses(run.results.metrics)
     rows = []
     for name in sorted(estimates, key=lambda name: (name != "the base rate", float(estimates[name].point))):
@@ -340,7 +340,7 @@ def _days(runs: Sequence[ReportedRun]) -> Section | None:
 
 
 def _course_rows(timeline: Timeline) -> list[list[str]]:
-    """Returns rows, observed click rate, PerQueryAUC, logloss and predicted over actual clicks of each entry."""
+    """Returns for each entry its row count, observed click rate, PerQueryAUC, logloss and predicted / actual clicks."""
     columns = [[display.amount(int(count)) for count in timeline.windows[:, 3]]]
     for metric in ("click_rate", "per_query_auc", "logloss", "calibration_ratio"):
         numbers = zip(*timeline.series(metric), strict=True)
@@ -390,7 +390,7 @@ def _features(runs: Sequence[ReportedRun]) -> Section | None:
 
 
 def _table_section(title: str, said: Sequence[str], drawn: Sequence[Figure], table: pd.DataFrame) -> Section:
-    """Returns a section with one table, which opens on a click if it has many rows."""
+    """Returns a section with one table, which is collapsed if it has many rows."""
     if len(table) <= (_ROWS_COMPARED if "run" in table else _ROWS_SHOWN):
         return Section(title, said, drawn, tables=[("", table)])
     return Section(title, said, drawn, folded=[(f"All {len(table)} rows", table)])

@@ -46,7 +46,7 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
 
 
 def has_event_time(timeline: Timeline) -> bool:
-    """Returns whether the windows have different times."""
+    """Returns whether the windows have valid event times, ascending and more than half of them distinct."""
     times = timeline.windows[:, 1:3]
     if not len(times) or times.min() < _FIRST_TIME or times.max() > _LAST_TIME:
         return False
@@ -62,7 +62,7 @@ def middle_times(timeline: Timeline) -> IntArray:
 
 
 def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
-    """Joins the windows by the UTC day of their middles; empty if all windows have the same event time."""
+    """Joins the windows by the UTC day of their middles; returns days and timeline, empty without `has_event_time`."""
     if not has_event_time(timeline):
         return [], Timeline()
     days = middle_times(timeline) // _DAY

@@ -1,6 +1,6 @@
 """Figures of a page as SVG. The same numbers give the same bytes.
 
-Colors become variables of the page's style, so that it may be dark. A run's index selects its color and marker.
+Colors become CSS variables, so that a page has a dark mode. A run's index selects its color and marker.
 """
 
 import io
@@ -131,10 +131,10 @@ def courses(
     note: str = "",
     within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Figure | None:
-    """Draws courses over time, or over examples; returns None if none has two points.
+    """Draws lines of a metric over time, or over examples; returns None if no line has two points.
 
-    The axis covers the values and the inner half of their bands, except unusually wide ones, `within` the possible
-    range; ``level`` is a line to compare with, drawn if it is near.
+    The y axis covers the values and the inner half of their bands, except unusually wide ones, clipped to `within`;
+    ``level`` is a reference line, drawn if it is near.
     """
     drawn = [line for line in lines if np.isfinite(line.y).sum() > 1]
     if not drawn:
@@ -257,14 +257,14 @@ def _margins(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArra
 
 
 def _usual_ends(y: FloatArray, low: FloatArray, high: FloatArray, most: float) -> list[FloatArray]:
-    """Returns the ends of intervals; those above `most` times the usual width, which hide the rest, become empty."""
+    """Returns the ends of intervals; an interval wider than `most` times the median width shrinks to its value."""
     width = high - low
     usual = width <= most * np.nanmedian(width) if np.isfinite(width).any() else np.zeros(len(y), np.bool_)
     return [np.where(usual, end, y) for end in (low, high)]
 
 
 def _frame(values: FloatArray, level: float | None) -> tuple[float, float]:
-    """Returns limits that hold values, and a level that lies near them."""
+    """Returns axis limits that contain the values, and the level if it lies near them."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     margin = 0.1 * (high - low) or 0.01 * max(abs(high), 0.01)
     if level is not None and low - 3 * margin <= level <= high + 3 * margin:

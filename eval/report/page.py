@@ -21,7 +21,7 @@ _MARKED_WITHIN = 1 << 16
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, in this order; ``folded`` (texts as files, or tables) opens on a click."""
+    """A section of a page, its parts in this order; ``folded`` texts and tables, with titles, are collapsed."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -43,7 +43,7 @@ class PageContext:
 
 
 def render_page(context: PageContext) -> str:
-    """Renders a page."""
+    """Renders a page as HTML."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

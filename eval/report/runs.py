@@ -25,7 +25,7 @@ Fault = tuple[str, float, list[str]]
 
 
 class FeatureFacts(BaseModel):
-    """Kind of a feature, and shares of rows."""
+    """Kind of a feature, and the shares of rows where it is missing or out of range."""
 
     kind: str = ""
     missing: Share | None = None
@@ -71,7 +71,7 @@ class ReportedRun:
     faults: list[Fault]
 
     def number(self, metric: str) -> display.Number:
-        """Returns a metric over all examples."""
+        """Returns a metric over all examples, with its interval."""
         return display.Number(self.summary[metric], *self.summary[f"{metric}_ci95"])
 
 

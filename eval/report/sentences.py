@@ -125,10 +125,10 @@ def _change(metrics: pd.DataFrame, metric: str) -> str:
 
 
 def worst_slice(slices: Sequence[tuple[str, pd.DataFrame]]) -> str:
-    """Names the slice whose predicted over actual clicks are certainly the furthest from 1.
+    """Names the worst calibrated slice, by the end of its interval of predicted / actual clicks that is nearer to 1.
 
-    ``slices``: by feature, tables with name, calibration_ratio and its ends. The distance is that of the interval's
-    nearer end, on the scale of logarithms.
+    ``slices``: for each feature, a table with name, calibration_ratio and the ends of its interval. Distances from 1
+    are on a log scale; slices whose interval contains 1 do not count.
     """
     worst = 0.0, ""
     for feature, table in slices:

@@ -1,4 +1,4 @@
-"""Adafactor: second moments by rows and columns (ADAFACTOR, algorithms 4-6), as pure functions and over variables.
+"""Adafactor: second moments by rows and columns (ADAFACTOR, algorithms 4-6): pure functions, and an optimizer.
 
 For a matrix X of n x m with gradient G, at step t (algorithm 4, in the printed form, with sums)::
 
@@ -26,7 +26,7 @@ from ctr.optim.variables import Create, Variables, create_variable
 
 
 def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
-    """Computes b at a step, a float tensor of any shape that is 1 at the first step, where b is 0."""
+    """Computes b for ``step``, a float tensor of any shape that counts from 1; b is 0 at step 1."""
     if options.beta2 is None:
         return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
     # In float32 1 - beta2^t has few digits at first.
@@ -49,8 +49,8 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
     """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6), for U of any shape, or for touched rows.
 
-    Where second moments fit, RMS(U) is about 1; where they are out of date, it is larger. Clipping gradients does not
-    limit the step, as the division takes their scale away.
+    RMS(U) is about 1 while the second moments are up to date, and larger when they lag. Clipping gradients would not
+    limit the step, because dividing by sqrt(V) removes their scale.
     """
     if not options.clipping:
         return update
@@ -59,7 +59,7 @@ def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None
 
 
 def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes the RMS, a scalar, of [U, C], or of its ``touched`` rows (bool [U, 1]) alone; 0 for no elements."""
+    """Computes the scalar RMS of a tensor, or of the rows of [U, C] whose ``touched``, [U, 1], is 1.0; 0 if empty."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
@@ -74,7 +74,7 @@ def step_size(
     step: tf.Tensor,
     touched: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float from 1 on."""
+    """Computes the step size a (algorithm 4, line 3; algorithm 6, line 4) from X before the step; ``step`` is >= 1."""
     if options.inverse_sqrt:
         rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
     if not options.relative_steps:
@@ -85,10 +85,9 @@ def step_size(
 class AdafactorCore(GradientSteps):
     """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that are trained by rows.
 
-    Its ``variables`` are float64 for a float64 weight, else float32. The weight i has ``tensor{i}/rows`` and
-    ``/columns``, or ``/moment``; with beta1 ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1],
-    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts the steps in which each weight that is no table
-    had no gradient.
+    Its ``variables`` are float64 if any weight is, else float32. Weight i has ``tensor{i}/rows`` and ``/columns``,
+    or ``/moment``; with beta1 also ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and
+    ``/steps``. ``missed``, int64 [weights], counts each weight's steps without a gradient; only dense weights use it.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class AdafactorCore(GradientSteps):
         weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
-        """Moves touched rows [U, C] of a table by a U / max(1, RMS(U) / d); rows without a gradient are not touched."""
+        """Updates touched rows of a table by a U / max(1, RMS(U) / d); rows with a zero gradient are not touched."""
         options, table, state = self.options, self.weights[index], self.state[index]
         at, gradient = slices.indices, slices.values
         before, times = tf.gather(state["rows"], at), tf.gather(state["touched"], at)
@@ -192,7 +191,7 @@ class AdafactorCore(GradientSteps):
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), at))
 
     def report(self) -> dict[str, float | int]:
-        """Returns the number of steps that were skipped because of a gradient that is not finite."""
+        """Returns the number of steps skipped because of a non-finite gradient."""
         return {"nonfinite_steps": int(self.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:

@@ -14,7 +14,7 @@ class AdafactorOptions:
         >>> AdafactorOptions(beta1=0.9).beta1
         0.9
 
-    Defaults are those of ADAFACTOR.
+    The defaults are from ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).

@@ -51,7 +51,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities by name, shaped like the weight or bias, but ``individual`` [N, *shape] and ``norms`` [N]; factors."""
+    """Quantities by name, of the parameter's shape except ``individual`` [N, *shape], ``norms`` [N] and ``factors``."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -67,11 +67,11 @@ def statistics_of(
     samples: int = 1,
     seed: int = 0,
 ) -> dict[str, LayerStatistics]:
-    """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
+    """Computes quantities of a model's dense layers and convolutions on a batch, keyed by the name of the layer.
 
     Args:
         model: a built Keras model, Sequential or Functional, of dense layers, convolutions and layers without trainable
-            weights, which run as in prediction; ``kfra`` is defined for Sequential models alone.
+            weights, which run in inference mode; ``kfra`` is defined for Sequential models alone.
         loss: name of the loss; cross-entropies take logits, so the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: names from ``FIRST_ORDER`` and ``SECOND_ORDER``.
@@ -131,7 +131,7 @@ def statistics_of(
 def _first_order(
     statistics: LayerStatistics, product: Product, gradients: tf.Tensor, wanted: Sequence[str]
 ) -> None:
-    """Computes the quantities of a weight and of its bias from gradients dz [N, T, units]."""
+    """Adds the first-order quantities of a product's weight and bias, from gradients dz [N, T, units]."""
     dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
         # A difference of squares: float32 would lose all digits if the gradients of rows are nearly equal.
@@ -172,7 +172,7 @@ def _joint(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Sums the squares of each row's a (x) dz, [in, units]; dense layers need no memory for each row."""
+    """Sums the squares of each row's a (x) dz, [in, units]; dense layers are summed without a matrix for each row."""
     if inputs.shape[1] == 1:
         return _joint(tf.square(inputs), tf.square(gradients))
     return tf.reduce_sum(tf.square(tf.matmul(inputs, gradients, transpose_a=True)), 0)

@@ -5,13 +5,13 @@ lambda and an l2 regularization of strength eta::
 
     theta <- theta - alpha (G + (lambda + eta) I)^-1 (grad L + eta theta)                       eq. 7 and 27
 
-``ggn`` and ``ggn_mc`` take G's diagonal. For a matrix, ``kfac``, ``kflr`` and ``kfra`` take G for A (x) B, and its
-damped inverse for the product of two (eq. 28), with pi by traces (eq. 29)::
+``ggn`` and ``ggn_mc`` use G's diagonal. For a matrix, ``kfac``, ``kflr`` and ``kfra`` approximate G by A (x) B, and
+its damped inverse by a product of two inverses (eq. 28), with pi computed from traces (eq. 29)::
 
     (A + pi sqrt(lambda + eta) I)^-1 (x) (B + 1/pi sqrt(lambda + eta) I)^-1
 
-The G of a bias is B itself. Curvature comes from the current batch alone, without averages: the paper's rule shows the
-value of the quantities, and is not meant as a complete optimizer.
+The G of a bias is B itself. Curvature comes from the current batch alone, without averages: the paper uses this rule to
+demonstrate the quantities, not as a complete optimizer.
 """
 
 from typing import Any, Literal, get_args
@@ -41,11 +41,11 @@ class GaussNewtonTrainer:
         loss: name of the loss; cross-entropies take logits.
         curvature: the approximation of the Gauss-Newton matrix: its diagonal, exact (``ggn``) or of drawn labels
             (``ggn_mc``), or Kronecker factors.
-        learning_rate: alpha, of every step.
+        learning_rate: alpha, the same for every step.
         damping: lambda, which is absolute: it has the scale of the loss's curvature.
-        l2: eta.
-        samples: drawn labels of a row for ``ggn_mc`` and ``kfac``.
-        seed: seed of drawn labels.
+        l2: eta, the strength of the l2 regularization.
+        samples: number of labels drawn for each row by ``ggn_mc`` and ``kfac``.
+        seed: random seed of the drawn labels.
 
     Attributes:
         steps: number of batches processed.
@@ -83,7 +83,7 @@ class GaussNewtonTrainer:
         self.steps = self.nonfinite_steps = 0
 
     def step(self, inputs: Any, labels: Any) -> float:
-        """Learns from a batch; returns its mean loss before the step, without the regularization."""
+        """Trains on a batch; returns its mean loss before the step, without the l2 regularization."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         quantities, seed = ("gradient", self.curvature), self.seed + self.steps
         statistics = statistics_of(
@@ -104,7 +104,7 @@ class GaussNewtonTrainer:
         return mean
 
     def _directions(self, weights: list[Any], statistics: LayerStatistics) -> list[np.ndarray]:
-        """Returns the preconditioned gradients of a matrix and of its bias, if it has one, in their shapes."""
+        """Returns the preconditioned gradients of a layer's matrix, and bias if it has one, in their shapes."""
         damping, directions = self.damping + self.l2, []
         for weight, quantities in zip(weights, (statistics.weight, statistics.bias), strict=False):
             gradient = quantities["gradient"] + self.l2 * np.asarray(weight)

@@ -1,4 +1,4 @@
-"""Options of Shampoo for the algorithms of papers: ``Shampoo(0.02, **vars(presets.FF))``."""
+"""Presets of Shampoo's options for published algorithms: ``Shampoo(0.02, **vars(presets.FF))``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -51,7 +51,7 @@ PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
 
 
 def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a preset with changes as plain values, not validated yet.
+    """Returns the options of a preset, with ``changes`` merged in, as a dict of plain values, not validated yet.
 
     In ``pso`` a changed ``precondition_frequency`` is also the step of the first exchange; as in the algorithm,
     Shampoo's direction is used from the next step on.
@@ -63,14 +63,14 @@ def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset(name: str, **changes: Any) -> ShampooOptions:
-    """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with changes, also inside groups.
+    """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with ``changes`` merged in, recursively for groups.
 
         >>> preset("pso", precondition_frequency=400).start_preconditioning_step
         401
 
     Raises:
-        ValueError: there is no such preset, or a value is not allowed.
-        TypeError: there is no such option.
+        ValueError: the preset is unknown, or a value is not allowed.
+        TypeError: an option is unknown.
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")

@@ -59,8 +59,8 @@ def momentum_step(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the new average M = mu M + (1 - mu) P, and the step: M, or mu M + (1 - mu) P (Nesterov, PT eq. 33-34).
 
-    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). Without ``active``,
-    a bool scalar, the average stays unchanged.
+    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). Where ``active``,
+    a bool scalar, is False, the average stays unchanged.
     """
     added = (1.0 - momentum) * direction
     new = momentum * average + added

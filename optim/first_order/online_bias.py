@@ -1,4 +1,4 @@
-"""Newton's steps for the bias of a logistic model whose base rate may drift, quickly, slowly or not at all.
+"""Online Newton steps for the bias of a logistic model whose base rate may drift, quickly, slowly or not at all.
 
 Several biases learn side by side, each assuming that the true one moves by a random walk whose variance grows by v
 while the log grows by a factor of e (``WALKS``). For each, with the sums G of the batch's gradient and H of its
@@ -7,8 +7,8 @@ curvature::
     A = (1 - k n / N) A        A = A / (1 + v n / N A) + H        b = b - G / (A + P)
 
 n is the weight of the batch and N the weight of all batches up to it; P limits early steps, and k = ``FORGETTING``
-discounts everything as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the
-curvature of one. The bias of the model is the mean of all, weighted by exp(-loss) over the log so far: in the long run
+discounts everything as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the curvature of
+a row. The bias of the model is the mean of these biases, weighted by exp(-loss) over the log so far: in the long run
 it is hardly worse than the best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
 """
 
@@ -25,7 +25,7 @@ FORGETTING = 0.5  # k, for the information and the losses
 
 
 class OnlineBias:
-    """Newton's steps of a bias, a float32 scalar, with the methods of ``OnlineNewton``."""
+    """Online Newton steps for a bias, a float32 scalar, with the methods of ``OnlineNewton``."""
 
     def __init__(self, name: str, bias: tf.Variable) -> None:
         self.name, self.bias = name, bias

@@ -1,10 +1,10 @@
-"""Newton's steps for a few weights with a logistic loss: offsets, gates.
+"""Online Newton steps for a few weights under the logistic loss, such as offsets and gates.
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
 g and h are the loss's first and second derivative in the logit, x the inputs that the weights multiply, n the weight of
-the batch and N that of all batches up to it. P limits early steps. With k = 0 these are the sums over the whole
-past, as if the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts,
+the batch and N the weight of all batches up to it. P limits early steps. With k = 0 the sums are over the whole past,
+as if the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts,
 whatever its length, so that the weights follow a drift and still become steady.
 """
 
@@ -18,7 +18,7 @@ MAX_STEP = 1.0  # no step moves a weight further: the first batches may have no 
 
 
 class CalibrationStep(NamedTuple):
-    """A step of K weights: the change of each, float32 [K], and the other state after it."""
+    """A step of K weights: the change of each, float32 [K], and the rest of the state after the step."""
 
     move: tf.Tensor
     after: tuple[tf.Tensor, ...]
@@ -42,7 +42,7 @@ def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
 
 
 class OnlineNewton:
-    """Newton's steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` is k."""
+    """Online Newton steps for K scalars within ``ranges``; ``prior`` is the diagonal of P, ``forgetting`` is k."""
 
     def __init__(
         self,

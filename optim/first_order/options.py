@@ -29,21 +29,21 @@ class Graft:
 
 @option_dataclass(_OF_A_KIND)
 class SGD(Graft):
-    """The gradient itself."""
+    """Gradient descent: the direction is the gradient itself."""
 
     kind: Literal["sgd"] = "sgd"
 
 
 @option_dataclass(_OF_A_KIND)
 class LARS(Graft):
-    """The gradient, layer by layer with the norm of the weights (PSO App. G)."""
+    """LARS: the gradient, scaled layer by layer to the norm of the weights (PSO App. G)."""
 
     kind: Literal["lars"] = "lars"
 
 
 @option_dataclass()
 class AdaGrad(Graft):
-    """AdaGrad.
+    """AdaGrad: the gradient divided by the root of its sum of squares.
 
     Attributes:
         initial_accumulator: initial value of the sums of squares (FF 4.2).
@@ -77,14 +77,14 @@ class RMSprop(SecondMoments):
 
 @option_dataclass(_OF_A_KIND)
 class Adam(SecondMoments):
-    """RMSprop with bias-corrected second moments."""
+    """Adam: RMSprop with bias-corrected second moments."""
 
     kind: Literal["adam"] = "adam"
 
 
 @option_dataclass(_OF_A_KIND)
 class LAMB(SecondMoments):
-    """Adam, layer by layer with the norm of the weights (PSO App. G)."""
+    """LAMB: Adam's direction, scaled layer by layer to the norm of the weights (PSO App. G)."""
 
     kind: Literal["lamb"] = "lamb"
 
@@ -94,7 +94,7 @@ _AnyKind = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB
 
 
 def _with_kind(graft: Any) -> Any:
-    """Reads a kind alone; a mapping without a kind is AdaGrad's."""
+    """Converts a kind to a mapping, and adds the kind ``adagrad`` to a mapping without one."""
     if isinstance(graft, _AnyKind):
         return graft
     options = {"kind": "adagrad", **(graft if isinstance(graft, Mapping) else {"kind": graft})}

@@ -24,7 +24,7 @@ from ctr.workers.collectives import ALONE
 Core = ShampooCore | AdafactorCore
 
 _SHARED = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency")
-"""Names of options that both Keras have."""
+"""Names of options that Keras 2 and 3 share."""
 
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
@@ -45,7 +45,7 @@ def _check_tables(tables: Any) -> None:
 
 
 def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) -> None:
-    """Raises ValueError for a variable of integers or complex numbers."""
+    """Raises ValueError for a variable whose dtype is not floating."""
     for variable, name in zip(variables, names, strict=True):
         dtype = tf.as_dtype(variable.dtype)
         if not dtype.is_floating:
@@ -65,13 +65,13 @@ def differences(options: Any, defaults: Any) -> dict[str, Any]:
 
 
 class OptimizerMixin:
-    """Parts of an optimizer that both Keras have in common; precedes Keras' base class among the bases.
+    """Parts of an optimizer that Keras 2 and 3 share; precedes Keras' base class among the bases.
 
     Attributes:
         title: the optimizer's name in messages.
         option_type: the class of its ``options``.
-        keras_options: names of the options that only one Keras has.
-        schedule_type: the type of its schedules of learning rates.
+        keras_options: names of the options that only this Keras has.
+        schedule_type: the type of this Keras' learning-rate schedules.
     """
 
     title: str
@@ -145,7 +145,7 @@ class OptimizerMixin:
         return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
 
     def __repr__(self) -> str:
-        """Returns the call that makes such an optimizer, with the options that differ from the defaults."""
+        """Returns the constructor call, with the options that differ from the defaults."""
         rate = self._learning_rate  # type: ignore[attr-defined]
         defaults = soap() if isinstance(self, SoapArguments) else self.option_type()
         options = differences(self.options, defaults)
@@ -164,7 +164,7 @@ class OptimizerMixin:
         return {**plain, **dataclasses.asdict(self.options), **added}
 
     def _make_core(self, weights: Sequence[tf.Variable], names: Sequence[str], create: Create) -> None:
-        """Makes the core over a model's variables, whose tables are chosen by name, or one for each replica here."""
+        """Creates the core for a model's variables, with tables chosen by name, or a core for each local replica."""
         self._names = list(names)
         tables = [
             index
@@ -194,9 +194,9 @@ class OptimizerMixin:
         decayed: Sequence[bool],
         after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
     ) -> None:
-        """Takes a step, on all replicas, and exchanges roots unless that is done between the steps (``driven``).
+        """Takes a step on all replicas, and exchanges roots unless that is done between the steps (``driven``).
 
-        Gradients are by index of the weight, and the same on all replicas. ``after`` is called after the step for
+        Gradients are keyed by the weight's index, and equal on all replicas. ``after`` is called after the step for
         each replica of this process, with a function that returns the replica's component of a mirrored variable.
 
         Raises:
@@ -229,11 +229,11 @@ class ShampooArguments:
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
-        tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
+        tables: regular expression for the names of matrices that are trained row by row; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
             sparse gradient of any other variable is converted to a dense one.
         name: name of the optimizer.
-        num_replicas_per_group: of a ``tf.distribute`` strategy, the replicas that divide blocks among them (PT 4.1.2);
+        num_replicas_per_group: number of replicas of a ``tf.distribute`` strategy that divide the blocks (PT 4.1.2);
             None: all of them; 1: each keeps all. It divides the number of replicas; without a strategy it has no
             effect.
         **options: the fields of ``ctr.optim.shampoo.options.ShampooOptions``, and Keras' ``clipnorm``,
@@ -242,12 +242,12 @@ class ShampooArguments:
 
     Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, each of which
     holds the state of some blocks and computes their directions. The loss of each replica must therefore be its
-    share of the loss of the whole batch, as ``fit`` makes it. A checkpoint does not depend on the number of replicas;
-    of several processes, all must save.
+    share of the loss of the whole batch, as in ``fit``. A checkpoint does not depend on the number of replicas;
+    with several processes, all of them must save.
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
         RuntimeError: XLA compiles the step of several replicas.
 
     Example:
@@ -276,20 +276,20 @@ class SoapArguments:
         >>> Soap(learning_rate=3e-3, precondition_frequency=10)
         Soap(0.003, precondition_frequency=10)
 
-    ``Shampoo`` with other defaults (Vyas et al., 2024; PSO appendix C). The rows of embedding
-    tables learn by AdaGrad at the same rate; ``keras.optimizers.MultiOptimizer`` gives them another optimizer.
+    ``Shampoo`` with other defaults (Vyas et al., 2024; PSO appendix C). The rows of embedding tables
+    are trained by AdaGrad at the same rate; ``keras.optimizers.MultiOptimizer`` gives them another optimizer.
 
     Args:
-        learning_rate: a number or a schedule; on Adam's scale.
+        learning_rate: a number or a schedule, on the same scale as Adam's.
         beta1: decay of the average of gradients.
         beta2: decay of the second moments, and of the statistics each time they are collected.
         epsilon: added to the root of the second moments.
         precondition_frequency: steps between two computations of the eigenbases.
-        **options: all others of ``Shampoo``, and ``tables`` and ``name``.
+        **options: all other options of ``Shampoo``, including ``tables`` and ``name``.
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
         RuntimeError: XLA compiles the step of several replicas.
     """
 
@@ -308,18 +308,18 @@ class AdafactorArguments:
         >>> Adafactor(beta1=0.9)
         Adafactor(0.01, beta1=0.9)
 
-    Second moments of matrices are factored into rows and columns. The rows of embedding tables learn by themselves, by
+    Second moments of matrices are factored into rows and columns. Embedding tables are trained row by row, with
     factored moments of the rows that batches touched (``ctr.optim.adafactor.core``).
 
     Args:
         learning_rate: a number or a schedule; the largest relative step size rho.
-        tables: regular expression for the names of matrices whose rows learn by themselves; None: no such variables.
+        tables: regular expression for the names of matrices that are trained row by row; None: no such variables.
         name: name of the optimizer.
-        **options: the fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and Keras' options of ``Shampoo``.
+        **options: fields of ``ctr.optim.adafactor.options.AdafactorOptions``, and the Keras options of ``Shampoo``.
 
     Raises:
         ValueError: an option has an invalid value.
-        TypeError: there is no such option.
+        TypeError: an option is unknown.
     """
 
     title, option_type = "Adafactor", AdafactorOptions
@@ -331,9 +331,9 @@ class AdafactorArguments:
 class CallbackMixin:
     """Exchanges roots during ``fit``, and logs counters of roots.
 
-    With ``jit_compile=True`` the host computes roots between the steps; otherwise they are
-    computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
-    epoch, for Keras' History and TensorBoard callbacks that come after it. The model's optimizer is
+    With this callback and ``jit_compile=True`` the host computes roots between the steps; without the callback the
+    device computes them. It always adds Shampoo's counters (``ShampooCore.report``) to the logs of each epoch, for
+    Keras' History and TensorBoard callbacks that come after it. The model's optimizer must be
     Shampoo, or a ``MultiOptimizer`` of Keras 3 with one Shampoo in it.
 
         >>> import tensorflow as tf

@@ -82,9 +82,9 @@ class Adafactor(common.AdafactorArguments, _Optimizer):
 
 
 class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
-    """The callback for Keras 3."""
+    """Callback that exchanges Shampoo's roots, for Keras 3."""
 
 
 for each in (Shampoo, Soap, Adafactor, ShampooCallback):
-    # The docstring of the part that both Keras have in common.
+    # The docstring of the part that Keras 2 and 3 share.
     each.__doc__ = each.__mro__[1].__doc__

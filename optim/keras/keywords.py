@@ -10,11 +10,11 @@ from ctr.optim.first_order.options import Graft
 from ctr.optim.shampoo.options import Blocking, Limits, Roots, Statistics
 
 Changes = Mapping[str, Any]
-"""A mapping of what differs from a group's defaults."""
+"""Mapping of the options that differ from a group's defaults."""
 
 
 class KerasKeywords(TypedDict, total=False):
-    """Keywords of every optimizer here: ``tables``, and those of Keras' optimizers."""
+    """Keywords of every optimizer here: ``tables``, and the keywords of Keras' optimizers."""
 
     tables: str | None
     name: str | None

@@ -28,8 +28,8 @@ _KEYS = itertools.count(1 << 30)
 class ReplicaGroup:
     """Replicas that divide blocks, as seen by one of them: a ``ctr.optim.shampoo.division.Group``.
 
-    The collectives are TensorFlow's, by a ring, which requires no NCCL, on the device of each replica. They run in
-    graphs alone. ``calls`` numbers them, in the same order on all replicas.
+    Uses TensorFlow's ring collectives, which require no NCCL, on the device of each replica. They run only in
+    graphs. ``calls`` numbers them, in the same order on all replicas.
     """
 
     def __init__(self, key: int, rank: int, size: int, device: str) -> None:
@@ -64,7 +64,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         groups: Sequence[ReplicaGroup],
         part: Callable[[int], Part | None],
     ) -> None:
-        """Takes the variables of this process' replicas; ``part`` returns the part of a group's member."""
+        """Takes the variables of this process' replicas; ``part`` returns a member's part by its rank in its group."""
         first = part(0)
         shape = local[0].shape if first is None else first.shape or [first.total, *local[0].shape[1:]]
         self.name, self.shape, self.dtype = name, tf.TensorShape(shape), local[0].dtype
@@ -79,7 +79,7 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         return reshard([(part, rows[: len(part.rows)]) for part, rows in zip(parts, gathered, strict=True)])
 
     def assign(self, value: Any) -> None:
-        """Assigns to each replica its part of a whole array. Raises ValueError: the array has another shape."""
+        """Assigns to each replica its part of a whole array. Raises ValueError if the array has another shape."""
         array = np.asarray(value)
         if array.shape != tuple(self.shape):
             raise ValueError(
@@ -131,10 +131,10 @@ class Replicas:
     """The optimizers of this process' replicas: ``cores``, and the ``variables`` of their state as a whole."""
 
     def __init__(self, make: Make, weights: Sequence[Any], per_group: int | None) -> None:
-        """Builds them in the scope of their strategy; ``per_group`` replicas divide the blocks, or all of them.
+        """Builds the optimizers in the strategy's scope; ``per_group`` replicas divide the blocks, by default all.
 
         Raises:
-            ValueError: the number of replicas is no multiple of ``per_group``.
+            ValueError: the number of replicas is not a multiple of ``per_group``.
         """
         strategy = tf.distribute.get_strategy()
         self.count = strategy.num_replicas_in_sync
@@ -177,9 +177,9 @@ class Replicas:
         decayed: Sequence[bool],
         after: Callable[[Callable[[Any], Any]], None],
     ) -> None:
-        """Takes a step on all replicas, in the context of each; gradients are by index of the weight, equal on all.
+        """Takes a step on all replicas; called in each replica's context, with equal gradients, by weight index.
 
-        ``after`` is called on each replica here with a function that returns its component of a mirrored variable.
+        ``after`` is called for each local replica with a function that returns its component of a mirrored variable.
         """
 
         def update(
@@ -226,7 +226,7 @@ class Replicas:
 
 
 def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Sums gradients over all replicas, in one of them; returns them unchanged if there is only one."""
+    """Sums gradients over all replicas, called in each replica's context; returns them unchanged if there is one."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(gradients)

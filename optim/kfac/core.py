@@ -23,7 +23,7 @@ from ctr.optim.variables import Variables, create_variable
 
 @option_dataclass()
 class KfacOptions:
-    """All options except the learning rate.
+    """Options of K-FAC except the learning rate.
 
     Attributes:
         damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim
@@ -69,13 +69,13 @@ class Layer(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
-        """Returns the shapes of the factors, and of their inverses, by the shapes of ``weights``."""
+        """Returns the shapes of the factors, which their inverses have, too, from the shapes of ``weights``."""
         columns = weights[0][-1]
         rows = sum(shape.num_elements() // columns for shape in weights)
         return Factors([rows, rows], [columns, columns])
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Joins tensors of the shapes of ``weights`` to one [in', units]."""
+        """Concatenates tensors of the shapes of ``weights`` to one [in', units]."""
         return tf.concat([tf.reshape(part, [-1, part.shape[-1]]) for part in parts], axis=0)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
@@ -94,11 +94,11 @@ class Scale(NamedTuple):
         return tuple(index for index in self if index is not None)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Units:
-        """Returns the shape of the Fisher information, as ``Layer`` does."""
+        """Returns the shape of the Fisher information, [units, k, k], from the shapes of ``weights``."""
         return Units([weights[0][0], len(weights), len(weights)])
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Joins tensors [units] to one [units, k]."""
+        """Stacks k tensors [units] to one [units, k]."""
         return tf.stack(parts, axis=1)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
@@ -220,7 +220,7 @@ class KfacCore:
         finite = _all_finite(sums)
         # A decomposition of numbers that are not finite may raise an error, or never end.
         sums = kind(*(tf.where(finite, part, tf.eye(part.shape[-1], dtype=part.dtype)) for part in sums))
-        # Of A (x) G, or of all F, it is the product.
+        # The mean eigenvalue of A (x) G, or of all F, is the product.
         means = [kfac.mean_eigenvalue(part) for part in sums]
         there, scale = tf.reduce_all([mean > 0 for mean in means]), math.prod(means)
         # With less damping, a decomposition in float64 could fail.
@@ -254,7 +254,7 @@ class KfacCore:
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
-        """Returns the numbers of layers, of layers with inverses, and of inverses computed and failed."""
+        """Returns the numbers of layers, of layers with inverses, and of computed and failed inverses."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),

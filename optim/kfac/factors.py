@@ -5,8 +5,8 @@ approximated by the Kronecker product of (eq. 3.5)::
 
     A = E[a' a'^T],    G = E[g g^T],    g = grad_z log p(y | x)
 
-and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1, damped by lambda I (eq. 3.1)
-approximately, by the product of two inverses (eq. 3.2), where pi^2 is the mean eigenvalue of A over that of G::
+and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Its damping by lambda I (eq. 3.1)
+is approximated by the product of two inverses (eq. 3.2), with pi^2 the ratio of the mean eigenvalues of A and G::
 
     (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1,    pi^2 = (tr A / dim A) / (tr G / dim G)
 

@@ -1,8 +1,8 @@
 """Losses of single rows as functions of a model's outputs: gradients, sampled gradients and roots of their Hessian.
 
 The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss in its outputs (BACKPACK
-eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's distribution, whose
-second moment is that Hessian (BACKPACK eq. 20-21).
+eq. 15). Its Monte Carlo estimate needs the gradient for a label drawn from the model's distribution: the second moment
+of this gradient is the Hessian (BACKPACK eq. 20-21).
 """
 
 from collections.abc import Callable
@@ -121,7 +121,7 @@ LOSSES: dict[str, OutputLoss] = {
     "binary_crossentropy": OutputLoss(_logistic, _logistic_root, _logistic_draw),
     "categorical_crossentropy": OutputLoss(_softmax, _softmax_root, _softmax_draw),
 }
-"""Losses by name. Cross-entropies take logits. Each is the mean over a row's outputs, as in Keras."""
+"""Losses by name. Cross-entropies take logits. As in Keras, all but the categorical one average a row's outputs."""
 
 
 def check_loss(name: str) -> None:

@@ -5,8 +5,8 @@ the outputs of a convolution, whose a_t are patches of its inputs (Grosse and Ma
 of a row are sum_t a_t (x) dz_t and sum_t dz_t. A normalization is z_t = a_t * gamma + beta with normalized a_t, and the
 gradients of gamma and beta are sum_t a_t * dz_t and sum_t dz_t.
 
-Such a tensor has the outputs' shape: gradients of a loss, gradients for drawn labels, or columns of a root of the
-Hessian (``output_losses.py``).
+The tensors sent back have the outputs' shape: gradients of a loss, gradients for drawn labels, or columns of a root of
+the Hessian (``output_losses.py``).
 """
 
 import math
@@ -40,10 +40,10 @@ class Product(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A forward pass.
+    """A recorded forward pass.
 
     Attributes:
-        outputs: [B, C].
+        outputs: the model's outputs [B, C].
         products: the products in the order of execution.
         values: the outputs of each module of the model, in the same order; products and activations are modules.
         tape: gradient tape of all that depends on the products.
@@ -70,7 +70,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
         in_training: whether batch normalizations use the moments of the batch; their averages stay unchanged.
 
     Raises:
-        ValueError: inputs of another shape, or a layer that is called twice.
+        ValueError: the inputs have another shape, the outputs are not [B, C], or a layer is called twice.
     """
     check_inputs(model, inputs)
     products: dict[str, Product] = {}
@@ -80,7 +80,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
     def call_recorded(
         layer: Any, call: Callable[..., Any], entering: Any, *arguments: Any, **options: Any
     ) -> Any:
-        """Computes a layer's outputs by its product, if it has one; a module adds its outputs to ``values``."""
+        """Computes a layer's outputs, by its recorded product if it has one; appends each module's to ``values``."""
         product, activation = _product(layer, entering, in_training)
         if product is None:
             values.append(call(entering, *arguments, **options))
@@ -119,7 +119,7 @@ def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recordin
 
 
 def check_inputs(model: Any, inputs: tf.Tensor) -> None:
-    """Raises ValueError unless inputs have the shape that a model takes, and are numbers."""
+    """Raises ValueError unless a model has one input and one output, and ``inputs`` are numbers of its input shape."""
     shape: Any = model.input_shape
     if isinstance(shape, list | dict) or isinstance(model.output_shape, list | dict):
         raise ValueError(f"{model.name} has several inputs or outputs; allowed: one tensor each")
@@ -174,13 +174,13 @@ def leaves(model: Any) -> list[Any]:
 
 
 def is_chain(model: Any) -> bool:
-    """Returns whether each module of a model takes the outputs of the one before, as in a Sequential model."""
+    """Returns whether a model is a chain of modules: a Sequential model whose submodels are Sequential, too."""
     inner = getattr(model, "layers", None)
     return inner is None or (type(model).__name__ == "Sequential" and all(map(is_chain, inner)))
 
 
 def check_model(model: Any) -> None:
-    """Raises ValueError unless a model is a built Sequential or Functional one, of either Keras."""
+    """Raises ValueError unless ``model`` is a built Sequential or Functional model of either Keras."""
     if type(model).__name__ not in _MODELS or not hasattr(model, "layers"):
         raise ValueError(
             f"{type(model).__name__} is not a Sequential model; allowed: that or a Functional one"

@@ -47,7 +47,7 @@ class KfacTrainer:
 
     Attributes:
         core: the optimizer; its ``variables`` are its whole state.
-        nonfinite_steps: int64, number of steps skipped because of a gradient that is not finite.
+        nonfinite_steps: int64, number of steps skipped because of a non-finite gradient.
 
     Raises:
         ValueError: a loss, an option or a layer is not allowed.
@@ -114,7 +114,7 @@ class KfacTrainer:
         self._rate.assign(rate)
 
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
-        """Learns from a batch; returns the mean loss before it, scalar. Raises ValueError: no rows, or a bad shape."""
+        """Trains on a batch; returns its mean loss before the step, scalar. Raises ValueError for an invalid batch."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")

@@ -1,5 +1,5 @@
-"""Rules that train the rows of embedding tables that a batch touches.
+"""Optimizers of the rows of embedding tables that a batch touches.
 
-Begin with ``rule.py``, which defines a rule and gathers and replaces rows; ``adagrad.py`` is the usual
-rule, the others (``newton.py``, ``one_sided.py``) are a module each.
+Begin with ``rule.py``, the base class, which gathers and replaces rows; ``adagrad.py`` has the usual
+optimizer, ``newton.py`` and ``one_sided.py`` have one more each.
 """

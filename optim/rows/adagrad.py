@@ -17,7 +17,7 @@ from ctr.workers.collectives import ALONE, Workers
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes g / sqrt(a) of rows [U, C], and the increase of a, [U, C] or [U, 1]: the mean of a row's squares."""
+    """Computes g / sqrt(a) of rows [U, C] and the increase of a: g^2 [U, C], or the mean over each row [U, 1]."""
     squared = tf.square(gradient)
     if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)

@@ -1,8 +1,8 @@
-"""Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
+"""Newton steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
 
 Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and the information S of the log so far,
-so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds to it, after a drift of
-the weight has increased V by D, but at most to the prior's::
+so that its posterior has the precision P = T_f + S and the variance V = 1 / P. For a batch, an assumed drift of the
+weight first increases V by D, at most to the prior's variance; then the batch adds to P::
 
     V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
     P += H + c G^2 / (1 + H / P)
@@ -12,19 +12,19 @@ H is the curvature of the logistic loss (diagonal online Newton, as in FTRL). Th
 because the rows of a query are not independent, which makes G larger than H suggests; its divisor is the growth of G^2
 while w is still uncertain.
 
-T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w(T_f) = Z
-/ (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f at its next update:
-its row stores the precision that it has been shrunk by.
+T_f, by which the weights of a feature are shrunk, is learned from the gradients of the progressive loss: w is
+proportional to 1 / (T_f + S), so that d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f at its
+next update: its row stores the precision that it has been shrunk by.
 
 k_f sets the rate of forgetting: P stays below about T_f / k_f, so that frequent ids follow a drift and
-rare ids lose nothing. It is learned as T_f is. d V / d log k_f and d w / d log k_f are stored with each weight and
-follow, by the chain rule, from their values before the batch::
+rare ids lose nothing. It is learned like T_f. V_k = d V / d log k_f and w_k = d w / d log k_f are stored with each
+weight and follow, by the chain rule, from their values before the batch::
 
     V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
 (without c; D_k is d D / d log k. Kalman's filter, with the meta-gradient of Sutton, 1992, "Adapting bias by gradient
-descent"). The gradient of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its
-curvature that of H (d w)^2; a Newton step on both follows each batch.
+descent"). The gradient of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, and its
+curvature the sum of H (d w)^2; a Newton step on both logarithms follows each batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ def newton_step(
     curvature: tf.Tensor,
     rate: tf.Tensor | float = 1.0,
 ) -> Posterior:
-    """Steps weights by T, k, G and H of each row, float32 [U]; rows without curvature stay unchanged."""
+    """Updates linear weights from each row's T, k, G and H, float32 [U]; rows without curvature stay unchanged."""
     total = precision + before.information
     shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
@@ -140,10 +140,10 @@ def _linear_part(rows: RowGradient, rates: tf.Tensor, copy: int, copies: int) ->
 
 
 class RowNewton(RowAdaGrad):
-    """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
+    """Newton steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
     The information S replaces AdaGrad's sum of squares of a linear weight, in the last column of each of
-    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` has the number of
+    the ``copies`` in a row. The learning rates of linear weights multiply G. ``features`` has the number of
     features of each table, and ``precisions`` their initial T.
     """
 
@@ -202,7 +202,7 @@ class RowNewton(RowAdaGrad):
     def _step_together(
         self, parts: Sequence[_LinearPart], logs: Sequence[tf.Tensor], counts: Sequence[int]
     ) -> tuple[list[Posterior], list[tf.Tensor]]:
-        """Steps linear weights, and ``logs``, log T and log k of all features: float32 [F, 2] with the information."""
+        """Updates linear weights and ``logs``: log T and log k of all features, float32 [F, 2] with the information."""
         begins = np.cumsum(counts) - counts
         moved = [
             part._replace(groups=tf.where(part.groups < 0, part.groups, part.groups + int(begin)))
@@ -228,7 +228,7 @@ class RowNewton(RowAdaGrad):
         return [Posterior(*part) for part in of_parts], learned
 
     def _over_all_rows(self, sums: list[tf.Tensor], counts: Sequence[int]) -> list[tf.Tensor]:
-        """Sums the features' derivatives over all rows of their tables, float32 [F] each."""
+        """Sums the features' gradients and curvatures over the workers that share their tables, float32 [F] each."""
         if all(group.size == 1 for group in self.table_groups):
             return sums
         each = [list(parts) for parts in zip(*(tf.split(total, counts) for total in sums), strict=True)]
@@ -239,7 +239,7 @@ class RowNewton(RowAdaGrad):
     def _with_embeddings(
         self, table: int, rows: RowGradient, rates: tf.Tensor, linear: Sequence[Posterior]
     ) -> tuple[tf.Tensor, State]:
-        """Steps the embeddings of touched rows; returns the rows and their state, linear weights included."""
+        """Updates the embeddings of touched rows; returns the rows and their state, with the new linear weights."""
         width = rows.values.shape[1] // self.copies
         sums, *_ = rows.state
         direction, squared = row_direction(sums, rows.gradient)

@@ -1,8 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them.
 
-The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
+The right side alone (PSO lemma 1 with p = infinity; App. D), with R += G^T G, [d, d], and P = G R^(-1/2), leaves rows
 without a gradient unchanged. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots come
-from the host, like those of dense weights.
+from the host, as for dense weights.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Base of the rules that train the touched rows of tables: the state of rows, and their replacement."""
+"""Base class of the optimizers of table rows: it holds the rows' state and writes updated rows and state back."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,14 +15,14 @@ State = Sequence[tf.Tensor]
 
 
 class RowSetup(NamedTuple):
-    """Settings of a rule; sequences have an entry for each table, in order.
+    """Settings of a ``RowRule``; sequences have an entry for each table, in order.
 
     Attributes:
         rates: float32 [C], the learning rates of the columns.
         initial_accumulators: float32 [C], the initial values of AdaGrad's sums of squares.
         copies: number of embeddings in a row, each with a linear weight behind it.
-        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        groups: the members that hold a table's rows together, ``ALONE`` where all are here; None: all are here.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: no limit.
+        groups: the workers that share a table's rows, ``ALONE`` if this one holds all; None: it holds all tables.
     """
 
     rates: Sequence[np.ndarray]
@@ -33,16 +33,16 @@ class RowSetup(NamedTuple):
 
 
 class RowRule(OptionalMembers):
-    """Trains the rows of tables that a batch touches; a rule adds ``first_state`` and ``step``.
+    """Trains the rows of tables that a batch touches; subclasses implement ``first_state`` and ``step``.
 
     After ``build``, ``tables`` has the tables by name, ``state`` the state of their rows in the order of ``row_state``,
-    and ``shared`` a rule's other variables by name. Methods without a docstring are documented in
-    ``ctr.optim.protocol.DenseOptimizer``, here for lists of ``RowGradient``.
+    and ``shared`` all other variables by name. Methods without a docstring are documented in
+    ``ctr.optim.protocol.DenseOptimizer``; here gradients are lists of ``RowGradient``.
 
     Attributes:
-        row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, which moves with it at a warm
-            start.
-        feature_state: names of the state that has a row for each feature of a table.
+        row_state: names of the variables ``NAME/TABLE`` with a row for each row of a table; a warm start moves both
+            together.
+        feature_state: names of the variables with a row for each feature of a table.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
         operations: number of operations of a step for each element of a touched row.
     """
@@ -65,13 +65,13 @@ class RowRule(OptionalMembers):
         raise NotImplementedError
 
     def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are its columns'."""
+        """Returns the touched rows [U, C] of a table and their state after a step; ``rates``, [C], are its columns'."""
         raise NotImplementedError
 
     def steps(
         self, gradients: Sequence[RowGradient], rates: Sequence[tf.Tensor]
     ) -> list[tuple[tf.Tensor, State]]:
-        """Returns the results of ``step`` for each of the first tables."""
+        """Returns the results of ``step`` for the first ``len(gradients)`` tables."""
         return [self.step(table, *each) for table, each in enumerate(zip(gradients, rates, strict=True))]
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
@@ -89,25 +89,25 @@ class RowRule(OptionalMembers):
         return rows | self.shared
 
     def grow(self, table: int, size: int) -> None:
-        """Adds state for the rows of a table that grows to ``size`` rows; ``reset_rows`` initializes it."""
+        """Extends the state of a table that grows to ``size`` rows; ``reset_rows`` initializes the new rows."""
         for variable in list(self.state.values())[table]:
             grow_rows(variable, size)
 
     def reset_rows(self, table: int, rows: tf.Tensor) -> None:
-        """Resets the state of rows, int32 [N], between two steps."""
+        """Resets the state of ``rows``, int32 [N], to its initial values; called between two steps."""
         state = list(self.state.values())[table]
         for variable, row in zip(state, self.first_state(table), strict=True):
             set_rows(variable, rows, tf.broadcast_to(row, [tf.size(rows), len(row)]))
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[State]:
-        """Reads the state of rows, int32 [U] of each of the first tables, for ``update``; beside the forward pass."""
+        """Reads the state of ``rows``, int32 [U] for each of the first tables, in parallel with the forward pass."""
         return [
             tuple(tf.gather(variable, touched) for variable in state)
             for state, touched in zip(self.state.values(), rows, strict=False)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
-        """Takes a step of the first tables; ``rate`` multiplies the rates of the columns."""
+        """Updates the first ``len(gradients)`` tables by one step; ``rate`` multiplies the rates of the columns."""
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         with tf.name_scope("row_update"):
             stepped = self.steps(gradients, [rate * rates for rates in self.rates[: len(gradients)]])
@@ -117,11 +117,11 @@ class RowRule(OptionalMembers):
                 set_rows(self.tables[name], gradient.rows, values)
 
     def limited(self, table: int, values: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-        """Scales down the update of rows, whose weights are ``values``, where it exceeds the limit."""
+        """Scales down the update of a table's rows, whose weights are ``values``, if it exceeds the limit."""
         if self.limit is None:
             return update
         return limit_update(values, update, *self.limit, self.table_groups[table])
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts a late step's operations by the shapes [U, C] of touched rows, on average."""
+        """Estimates the operations of a step late in training from the average shapes [U, C] of touched rows."""
         return Cost(update=sum(self.operations * rows * columns for rows, columns in shapes))

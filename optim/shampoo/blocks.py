@@ -30,10 +30,10 @@ Block: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Preconditioning of one tensor, whose shape without dimensions of 1 and with small ones merged is ``merged``.
+    """Preconditioning of a tensor; ``merged`` is its shape without dimensions of 1 and with small ones merged.
 
     ``axes`` and ``diagonal`` are the dimensions of ``merged`` that are preconditioned by matrices and diagonals;
-    ``parts`` has the sizes of the parts along each.
+    ``parts`` has the sizes of the parts along each dimension of ``merged``.
     """
 
     shape: Shape
@@ -71,7 +71,7 @@ class Stack:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Index of each block's tensor."""
+        """Returns the index of each block's tensor."""
         return tuple(index for index, _ in self.members)
 
 
@@ -110,11 +110,11 @@ def split_fully(size: int, block_size: int) -> Shape:
 
 
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
-    """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
+    """Returns the layout of a tensor; without ``blocking.vectors``, vectors and scalars are not preconditioned."""
     shape = tuple(int(size) for size in shape)
     how = options.blocking
     merged = merge_dimensions(shape, how.merge)
-    # Merging makes a vector of a scalar in PyTorch's version.
+    # PyTorch's Distributed Shampoo turns a scalar into a vector when it merges.
     if how.vectors and not merged and (shape or how.merge is not None):
         merged = (1,)
     axes, diagonal = _preconditioned(merged, options)
@@ -150,7 +150,7 @@ def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
 
 
 def cut(tensor: tf.Tensor, layout: TensorLayout) -> list[tf.Tensor]:
-    """Cuts a tensor into its blocks."""
+    """Cuts a tensor into its blocks, in row-major order."""
     pieces = [tf.reshape(tensor, layout.merged)]
     for axis, sizes in enumerate(layout.parts):
         if len(sizes) > 1:
@@ -169,7 +169,7 @@ def paste(blocks: Sequence[tf.Tensor], layout: TensorLayout) -> tf.Tensor:
 
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sums products along one axis over all other dimensions: [N, d_axis, d_axis]."""
+    """Computes A A^T, [N, d_axis, d_axis], of the unfolding A of each block along ``axis``."""
     if len(blocks.shape) == 3:
         return tf.matmul(blocks, blocks, transpose_a=axis == 1, transpose_b=axis == 0)
     dimensions = list(range(1, len(blocks.shape)))
@@ -206,6 +206,6 @@ def multiply_axes(
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
     """Multiplies blocks [N, *block] by symmetric roots [N, d, d] along each of ``axes``, as in L^(-e) G R^(-e)."""
     for axis, root in zip(axes, roots, strict=True):
-        # Of a symmetric matrix the form that needs no transposition.
+        # A root is symmetric, so that the form without a transposition can be used.
         blocks = multiply(blocks, axis, root, transposed=axis == len(blocks.shape) - 2)
     return blocks

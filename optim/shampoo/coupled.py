@@ -19,7 +19,7 @@ import tensorflow as tf
 MAX_ITERATIONS = 100
 # PSO App. E stops the power iteration by the change of the eigenvalue; the residual is the vector's.
 POWER_TOLERANCE = 1e-13
-# Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
+# Limit on power iterations to the lambda_max of a damping, which is then too small by log(n) / 8000 at worst.
 MOST_STEPS = 4000
 _PRODUCTS = 8
 # |M - I| below which convergence is quadratic, so that an iteration that gains nothing has met rounding.
@@ -29,7 +29,7 @@ _QUADRATIC = 0.1
 def largest_eigenvalues(matrices: tf.Tensor) -> tf.Tensor:
     """Computes Rayleigh quotients [N, 1, 1], at most lambda_max, of positive definite float64 [N, n, n].
 
-    By power iteration (PSO Alg. I, MAXSV), which stops when |G v - value v| / value is at most `POWER_TOLERANCE` in the
+    The power iteration (PSO Alg. I, MAXSV) stops when |G v - value v| / value is at most `POWER_TOLERANCE` in the
     whole batch, or after `MOST_STEPS`; each round, with squared matrices, has twice as many steps as the one before.
     """
 
@@ -66,7 +66,7 @@ def coupled_roots(matrices: tf.Tensor, p: int) -> tf.Tensor:
     suffice for a condition of 1e12. It stops once no matrix of the batch improves.
 
     The error stays near 1 until the smallest eigenvalue of M converges, and may grow in between; only where
-    convergence is quadratic does a lack of improvement mean rounding, and the end. The largest entry of M - I, by
+    convergence is quadratic does a lack of improvement mean that rounding is reached. The largest entry of M - I, by
     which PT 3.2 stops, hides an eigenvalue of 0 among many.
     """
     identity = tf.eye(matrices.shape[-1], dtype=tf.float64)

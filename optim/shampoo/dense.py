@@ -18,11 +18,11 @@ from ctr.workers.parts import Part
 _GRAFTING = {SGD: 0, AdaGrad: 4, RMSprop: 6, Adam: 8, LARS: 3, LAMB: 13}
 """Operations of the first-order optimizer for each weight."""
 _ROOT = 14
-"""Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
+"""Operations of a root of a [d, d] matrix, in d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
 
 
 class DenseShampoo(DenseOptimizer):
-    """Shampoo over dense weights, which a group may divide; weight decay applies to matrices, not to biases."""
+    """Shampoo over dense weights, whose blocks a group may divide; weight decay spares vectors, such as biases."""
 
     core: ShampooCore
 
@@ -53,7 +53,7 @@ class DenseShampoo(DenseOptimizer):
             self.core.graft(gradients, rate, self._decayed)
 
     def exchange(self) -> None:
-        # Of an accelerator, windows and roots are moved, and float64 stays on the host.
+        # An accelerator exchanges only windows and roots with the host, where float64 stays.
         with tf.device("CPU:0"):
             self.core.exchange()
 
@@ -70,7 +70,7 @@ class DenseShampoo(DenseOptimizer):
         return self.core.timing()
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts operations with an exchange every ``precondition_frequency`` steps that computes all roots anew."""
+        """Estimates a step's operations if an exchange every ``precondition_frequency`` steps recomputes all roots."""
         options = self.options
         layout = lay_out(options, [[int(size) for size in shape] for shape in shapes])
         products = int(layout.products.sum())
@@ -84,7 +84,7 @@ class DenseShampoo(DenseOptimizer):
 
 
 def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
-    """Creates totals in the host's memory, since a TPU only emulates float64; all else where the step runs."""
+    """Creates totals in the host's memory, since a TPU only emulates float64, and all else on the step's device."""
     with tf.device("CPU:0") if name.endswith("/total") else contextlib.nullcontext():
         return create_variable(name, shape, dtype, value)
 

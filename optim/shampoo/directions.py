@@ -1,4 +1,4 @@
-"""Directions of stacks of blocks from their gradients, with roots, eigenbases or diagonals.
+"""Directions of stacked blocks, computed from gradients with roots, eigenbases or diagonals.
 
 With roots every preconditioned dimension is multiplied by its root, L^(-e) G R^(-e) (PSO 2). Dimensions too long for a
 matrix may be preconditioned by the diagonal of their statistics alone (PT 4.2.3; THESIS 4.1.3, algorithm 3): sums of
@@ -24,7 +24,7 @@ Averages = Callable[[], dict[int, tf.Tensor]]
 
 
 class InverseRoots:
-    """Directions by roots, and by diagonals; has the methods of ``Eigenbases``."""
+    """Computes directions with inverse roots and diagonals; has the methods of ``Eigenbases``."""
 
     def __init__(
         self, options: ShampooOptions, blocks: Blocks, statistics: Statistics, roots: Sequence[tf.Variable]
@@ -73,7 +73,7 @@ class InverseRoots:
 
 
 class Eigenbases:
-    """Directions by second moments in the eigenbases (eigenbasis.py).
+    """Computes directions with second moments in the eigenbases (eigenbasis.py).
 
     Attributes:
         moments: for each stack the second moments [N, *block].
@@ -137,7 +137,7 @@ class Eigenbases:
         return self._turn(corrected, into=False), averages
 
     def _turn(self, stacked: Sequence[tf.Tensor], into: bool) -> list[tf.Tensor]:
-        """Turns blocks into the bases, as in U^T G V, or back, as in U G V^T."""
+        """Rotates blocks into the bases, as in U^T G V, or back, as in U G V^T."""
         layout = self.blocks.local
         return [
             multiply_axes(blocks, stack.axes, [self.bases[factor] for factor in factors], transposed=into)
@@ -145,7 +145,7 @@ class Eigenbases:
         ]
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
-        """Adapts the state to new roots of the present tensors, which come into use next."""
+        """Moves the state of the present tensors to new eigenbases ``roots``, which come into use next."""
         layout, before = self.blocks.local, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             turns = changes_of_bases(

@@ -42,7 +42,7 @@ class Group(Protocol):
 
 
 class Blocks:
-    """Blocks of a layout, and the exchanges about them with other workers.
+    """Blocks of a layout, and the communication between workers about them.
 
     ``whole`` is the layout of all blocks, ``local`` the layout of this worker's blocks alone.
 
@@ -50,7 +50,7 @@ class Blocks:
     """
 
     def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
-        """Divides a layout by the rank of the owner of each block, in the order of the stacks; alone, all are 0."""
+        """Divides a layout by ``owners``, the ranks of the blocks' owners in the order of the stacks; by default 0."""
         self.whole, self.workers, self._is_alone = whole, workers, workers.size == 1
         owners = owners or [0] * sum(stack.count for stack in whole.stacks)
         self._layouts = [_local_layout(whole, owners, rank) for rank in range(workers.size)]
@@ -64,7 +64,7 @@ class Blocks:
     # Elements of dense tensors.
 
     def shape(self, tensor: int) -> Shape:
-        """Returns the shape of a tensor's elementwise state: the tensor's, or if divided [its local elements]."""
+        """Returns the shape of a tensor's elementwise state: the tensor's, or [number of local elements] if divided."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
         return (sum(map(self._elements, _members(self.local, tensor))),)
@@ -132,7 +132,7 @@ class Blocks:
         return math.prod(self.whole.tensors[index].blocks[number])
 
     def _split(self, members: Sequence[Block], elements: tf.Tensor) -> dict[Block, tf.Tensor]:
-        """Splits the elements of blocks, one block behind the other, with or without more behind them."""
+        """Splits the concatenated elements of blocks into the blocks, and drops padding behind them."""
         sizes = list(map(self._elements, members))
         *parts, _ = tf.split(elements, [*sizes, elements.shape[0] - sum(sizes)])
         shapes = [self.whole.tensors[index].blocks[number] for index, number in members]
@@ -141,7 +141,7 @@ class Blocks:
     def _join(
         self, layout: ShampooLayout, index: int, blocks: Mapping[Block, tf.Tensor], dtype: tf.DType
     ) -> tf.Tensor:
-        """Joins the elements of an owner's blocks of a tensor, as ``_split`` takes them."""
+        """Concatenates the elements of an owner's blocks of a tensor; the inverse of ``_split``."""
         parts = [tf.reshape(blocks[member], [-1]) for member in _members(layout, index)]
         return tf.concat(parts, axis=0) if parts else tf.zeros([0], dtype)
 
@@ -203,7 +203,7 @@ def _members(layout: ShampooLayout, tensor: int) -> list[Block]:
 
 
 def _local_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
-    """Returns the layout of one owner's blocks; stacks and factors without any stay, with no matrix."""
+    """Returns the layout of one owner's blocks; stacks and factors without any of them stay, but are empty."""
     # Factors of tables, whose rows all members have, are copies of the first member's.
     parts = [(factor.tensors, factor.numbers, rank > 0) for factor in whole.factors]
     stacks, owner = [], iter(owners)

@@ -6,8 +6,8 @@ D' but the second moments there (PSO App. C, the last two displays)::
     V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
     P = U ((U^T G V) / V^(1/2)) V^T
 
-which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the
-host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
+which is AdaGrad or Adam in rotated coordinates. The bases are eigenvectors of the statistics L and R; they come from
+the host as roots do, each with a certificate. Until then a basis is the identity, and second moments are collected in
 it.
 
 An average of gradients (beta1) is stored as U^T M V and rotated when the bases change, unless a grafted step needs M
@@ -46,7 +46,7 @@ _CERTIFIED_ABOVE = 1e-8
 def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: FloatArray) -> float:
     """Computes the bound s of roots.py for X = Q diag(values^(-1/2)) Q^T as an approximate A^(-1/2).
 
-    It measures Q, whatever X is used for. With E = A Q - Q Lambda and D = Q^T Q - I,
+    It certifies Q, whatever X is used for. With E = A Q - Q Lambda and D = Q^T Q - I,
 
         W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
 
@@ -66,7 +66,7 @@ def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: Floa
 def eigenbasis(matrix: FloatArray) -> Root:
     """Computes the eigenvectors of A, float64 [n, n], in columns by ascending eigenvalue, with a certificate.
 
-    The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
+    The residual is ``decomposition_residual`` of A damped by 1e-8 of its largest eigenvalue.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not accurate enough.
@@ -88,7 +88,7 @@ def eigenbasis(matrix: FloatArray) -> Root:
 
 
 def changes_of_bases(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Computes U'^T U, [N, d, d], for each axis, which moves U^T M V to new bases, and its square, for moments."""
+    """Computes U'^T U, [N, d, d], for each axis, which rotates averages into new bases; its square projects moments."""
     return [tf.matmul(after, before, transpose_a=True) for before, after in zip(old, new, strict=True)]
 
 

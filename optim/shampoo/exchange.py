@@ -1,9 +1,9 @@
 """Exchanges of statistics for roots, by the host or on the device, in a step or between two (PSO alg. II; FF fig. 3).
 
 First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics is
-folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from which a
-restart computes roots in flight again. Without ``asynchronous`` an exchange waits for the new roots, as the first and
-the early ones always do, and matrices of tensors without a gradient in this step keep theirs, as in PyTorch's
+folded into the totals, then these are sent. Until the next exchange the totals stay as sent, so that a restart can
+recompute the roots in flight. Without ``asynchronous`` an exchange waits for the new roots, as the first and the
+early ones always do, and matrices of tensors without a gradient in this step keep their roots, as in PyTorch's
 Distributed Shampoo. The device computes roots from the totals at once.
 """
 
@@ -27,7 +27,7 @@ from ctr.optim.variables import Variables
 
 
 class Results(NamedTuple):
-    """Roots of the matrices here, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
+    """Roots of the local matrices, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
 
     status: tf.Tensor
     counters: tf.Tensor
@@ -58,7 +58,7 @@ class RootExchange:
 
     @property
     def certified(self) -> tf.Tensor:
-        """Status of all matrices, [M]: 1 for a matrix with a root of its own, else 0."""
+        """Returns for all matrices, [M], 1 where a certified root is in use, else 0."""
         return self.status[STATUS.index("certified")]
 
     def update(
@@ -69,7 +69,7 @@ class RootExchange:
         on_device: bool = False,
         replaced: Callable[[Sequence[tf.Tensor], Present], None] | None = None,
     ) -> None:
-        """Exchanges if it is due; on the host unless ``on_device``, and then not in a function that XLA compiles.
+        """Exchanges statistics for roots if due: on the host, which XLA-compiled code cannot call, or ``on_device``.
 
         ``step`` is an int64 scalar. ``replaced`` is called with the roots [N, d, d] that are about to come into use.
 
@@ -111,9 +111,9 @@ class RootExchange:
     def _by_host(
         self, step: tf.Tensor, sent: Sums, now: Sums, changes: tf.Tensor, before: Results, present: Present
     ) -> Results:
-        """Brings roots of the sums that were sent into use, and sends the present ones, in one call of the host.
+        """Brings the roots of the ``sent`` sums into use, and sends the sums of ``now``, in one call of the host.
 
-        ``changes`` are the norms of the sums' changes since then, float64 [M].
+        ``changes`` are the norms of the changes between the two, float64 [M].
         """
         host, roots, count = self.host, self.options.roots, len(self.host.factors)
         of_present = of_tensors(present, self.blocks.local.matrix_tensors)
@@ -148,7 +148,7 @@ class RootExchange:
     def _by_device(
         self, step: tf.Tensor, now: Sums, changes: tf.Tensor, before: Results, present: Present
     ) -> Results:
-        """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
+        """Computes roots with graph operations, and brings them into use at once (PSO App. E)."""
         options, layout, dtype = self.options, self.blocks.local, before.status.dtype
         rows = dict(zip(STATUS, tf.unstack(before.status, num=len(STATUS)), strict=True))
         rows["drift"] += tf.cast(changes, dtype)
@@ -185,7 +185,7 @@ class RootExchange:
         return Results(tf.stack([rows[name] for name in STATUS]), before.counters + counts, roots)
 
     def report(self, step: int) -> dict[str, float | int]:
-        """Returns counts of layers and layers with roots, ``COUNTERS``, and staleness and residual of roots in use."""
+        """Returns counts of layers and of layers with roots, ``COUNTERS``, and ages and spectra of the roots in use."""
         status = dict(zip(STATUS, self.status.numpy(), strict=True))
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
@@ -206,7 +206,7 @@ class RootExchange:
         }
 
     def spectra(self, names: Sequence[str]) -> dict[str, Spectrum]:
-        """Returns the spectra of statistics by the names of their tensors, which several may share (PSO fig. 6, 7)."""
+        """Returns the spectra of statistics by tensor name, combined over tensors of one name (PSO fig. 6, 7)."""
         tensors, numbers = self._spectra()
         matrices: dict[str, list[int]] = {}
         for matrix, index in enumerate(tensors):

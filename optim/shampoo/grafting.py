@@ -16,12 +16,12 @@ Tensors = Mapping[int, tf.Tensor]
 
 
 def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
-    """Computes the sum of squares, scalar."""
+    """Computes the sum of squares of a tensor, a scalar."""
     return 2.0 * tf.nn.l2_loss(tensor)
 
 
 class Grafting:
-    """The first-order optimizer of dense tensors, and directions that take its step sizes.
+    """The first-order optimizer of dense tensors, and the grafting of its step sizes onto Shampoo's directions.
 
     Attributes:
         accumulators: the first-order optimizer's second moments by tensor; empty if it has none.
@@ -47,7 +47,7 @@ class Grafting:
     # The first-order optimizer.
 
     def collect(self, gradients: Tensors) -> None:
-        """Updates second moments in place by the local elements of gradients."""
+        """Updates second moments in place with the local elements of gradients."""
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
@@ -77,7 +77,7 @@ class Grafting:
         return directions
 
     def norms(self, local: Tensors) -> dict[int, tf.Tensor]:
-        """Computes Frobenius norms, scalars, of whole tensors by their local elements."""
+        """Computes the Frobenius norms, scalars, of whole tensors from their local elements on all workers."""
         squares = {index: squared_norm(part) for index, part in local.items()}
         tensors = self.blocks.whole.tensors
         blocked = [index for index in local if tensors[index].is_preconditioned]
@@ -103,7 +103,7 @@ class Grafting:
         return tf.minimum(ready, 1.0) * shampoo_share(self.options, step, self.dtype)
 
     def scale_blocks(self, blocks: Sequence[tf.Tensor], grafts: Tensors) -> list[tf.Tensor]:
-        """Scales each block [N, ...] to the norm of its graft, if grafts have the norms of blocks."""
+        """Scales each block of stacks [N, ...] to the norm of its graft, if norms are grafted block by block."""
         if self.options.grafting.norm != "block":
             return list(blocks)
         stacked = self.blocks.stack(grafts, self.dtype)
@@ -119,8 +119,8 @@ class Grafting:
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft if there is no Shampoo direction.
 
-        ``share`` [tensors] is 0 or 1. Missing grafts come from ``averages`` of gradients, only in a step that uses
-        them.
+        ``share`` [tensors] is 0 or 1. Missing grafts are computed from ``averages()``, the gradients or their averages,
+        only in a step that uses them.
         """
         takes_norm = self.options.grafting.norm == "tensor"
         scaled_to = list(shampoos) if takes_norm else []
@@ -156,7 +156,7 @@ class Grafting:
     def _both_norms(
         self, shampoos: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-        """Returns the norms of directions; Shampoo's even where their squares leave the working precision."""
+        """Returns the norms of directions; Shampoo's even where their squares overflow or underflow."""
         blocks = self.blocks
         squares = [squared_norm(direction) for direction in [*shampoos, *grafts]]
         norms = [tf.sqrt(square) for square in blocks.reduce(tf.reduce_sum, squares)]

@@ -1,4 +1,4 @@
-"""Roots, or eigenbases, on the host's processors, in float64, while the device continues (FF fig. 3, PSO 4, alg. II).
+"""Computes roots, or eigenbases, on the host in float64 while the device continues (FF fig. 3, PSO 4, alg. II).
 
 ``send`` hands the statistics that need a new root to threads, largest first; ``collect`` brings the roots
 into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 Solve = Callable[..., Root]
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics were sent
-# at the last exchange and the root is still out; by how much they changed since the root's (sum of Frobenius
-# norms); condition and residual of the root; the step of its statistics, and the smallest and largest eigenvalue of
-# these, both 0 where the device computed the root.
+# at the last exchange and the root is still out; by how much the statistics changed since the root was computed (sum of
+# Frobenius norms); condition and residual of the root; the step of its statistics, and their smallest and largest
+# eigenvalues, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
-# Roots computed; not computed because the drift was small; refused or failed; lost with a thread; steps that
-# were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and roots computed by the device, not the host.
+# Roots computed; not computed because the drift was small; refused or failed; lost with a thread; steps
+# skipped because of a non-finite gradient; directions beyond the working precision, replaced by the
+# grafted ones; and roots computed by the device, not the host.
 COUNTERS = ("refreshed", "skipped", "failed", "lost", "nonfinite_steps", "overflowed", "device")
 
 _CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
@@ -70,7 +70,7 @@ def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
 
 
 class HostPipeline:
-    """Computes the roots of some factors, by one thread for each processor of this process unless ``threads`` is given.
+    """Computes the roots of ``factors`` in ``threads`` threads, by default one for each processor of this process.
 
     After ``patience`` seconds without any finished root, the rest of a round is canceled. Tests replace ``solve``.
 

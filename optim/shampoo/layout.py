@@ -34,13 +34,13 @@ class Factor:
 
     @property
     def matrices(self) -> slice:
-        """Returns the indices of its matrices among all factors' matrices."""
+        """Returns the slice of this factor's matrices among all factors' matrices."""
         return slice(self.offset, self.offset + self.count)
 
 
 @dataclass(frozen=True)
 class ShampooLayout:
-    """Preconditioning of tensors, decided by shapes and options alone; ``tables`` learn by rows.
+    """Preconditioning of tensors, determined by shapes and options alone; ``tables`` are trained by rows.
 
     ``stack_factors`` are for each stack the indices of its factors, one for each preconditioned axis;
     ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the index in it.
@@ -59,12 +59,12 @@ class ShampooLayout:
 
     @property
     def matrix_tensors(self) -> np.ndarray:
-        """Index of each matrix's tensor, int32."""
+        """Returns the index of each matrix's tensor, int32 [M]."""
         return np.array([index for factor in self.factors for index in factor.tensors], np.int32)
 
     @property
     def products(self) -> np.ndarray:
-        """Returns the operations of the products of a tensor's blocks with one matrix per side, int64 [tensors]."""
+        """Returns the operations of multiplying each tensor's blocks by one matrix per side, int64 [tensors]."""
         total = np.zeros(len(self.tensors), np.int64)
         for stack in self.stacks:
             for index in stack.tensors:
@@ -78,7 +78,7 @@ def lay_out(
     """Returns the layout for tensors of these shapes, of which ``tables`` are trained by rows.
 
     Raises:
-        ValueError: a table is no matrix.
+        ValueError: a table is not a matrix.
     """
     tensors = []
     for index, shape in enumerate(shapes):

@@ -14,7 +14,7 @@ from ctr.optim.variables import Variables
 def moving_gradient(
     beta1: float, average: tf.Variable, gradient: tf.Tensor, step: tf.Tensor, present: Present = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Adds a gradient to an average in place (PT 3.1.1); returns the new one, and the sum of its weights, a scalar."""
+    """Adds a gradient to an average in place (PT 3.1.1); returns the new average, and the scalar sum of its weights."""
     new = beta1 * average + (1.0 - beta1) * gradient
     left = tf.pow(tf.constant(beta1, new.dtype), tf.cast(step, new.dtype))
     average.assign(keep(new, average, present))
@@ -22,7 +22,7 @@ def moving_gradient(
 
 
 class AveragedGradients:
-    """Averages of the gradients of tensors; empty without beta1."""
+    """Bias-corrected moving averages of the gradients of tensors; empty if beta1 is 0."""
 
     def __init__(self, beta1: float, blocks: Blocks, tensors: Collection[int], variables: Variables) -> None:
         self.beta1 = beta1
@@ -41,7 +41,7 @@ class AveragedGradients:
 
 
 class Momentum:
-    """Momentum of the directions of tensors (``momentum_step``); empty without the option."""
+    """Momentum of the directions of tensors (``momentum_step``); empty if ``options.momentum`` is 0."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ Tensors = dict[int, tf.Tensor]
 
 
 class Tables:
-    """Tables that learn by the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
+    """Trains tables on the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
 
     Attributes:
         accumulators: AdaGrad's sums of squares by the index of the table, [R, C], or of each row, [R, 1].
@@ -84,10 +84,10 @@ class Tables:
 
 
 class ShampooCore(GradientSteps):
-    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
+    """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them is float64.
 
-    The members of a ``group`` divide the blocks among them. Where it ``starts_late``, steps of the
-    first-order optimizer come before the first one (``graft``), and are counted separately.
+    The members of a ``group`` divide the blocks among them. With ``starts_late``, steps of the
+    first-order optimizer alone (``graft``) precede its own, and are counted separately.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ShampooCore(GradientSteps):
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
     ) -> None:
-        """Updates dense weights in place by one step of the first-order optimizer; nothing else changes."""
+        """Updates dense weights, and only the first-order optimizer's state, in place by one first-order step."""
         assert self.grafted is not None
         dense, _ = split_gradients(gradients, self.weights, self.tables, self.dtype)
         count, rate = self.grafted.assign_add(1, read_value=True), self._rate(learning_rate)
@@ -184,7 +184,7 @@ class ShampooCore(GradientSteps):
         step: tf.Tensor,
         present: Present,
     ) -> Tensors:
-        """Turns gradients, or their averages, into directions: Shampoo's, of the size of the first-order ones."""
+        """Computes directions from gradients or their averages: Shampoo's, with the norms of the first-order ones."""
         count = step if self.grafted is None else step + self.grafted
         at_once = averages if share is None else self.grafting.needed_at_once(averages)
         grafts = self.graft_momentum.update(self.grafting.directions(at_once, count))
@@ -231,15 +231,15 @@ class ShampooCore(GradientSteps):
         self.exchanged.counters.assign_add(increment)
 
     def report(self) -> dict[str, float | int]:
-        """Returns layers, counters of roots and the state of their statistics (``RootExchange.report``)."""
+        """Returns counts of layers and roots, and properties of the roots in use (``RootExchange.report``)."""
         return self.exchanged.report(int(self.step.numpy()))
 
     def spectra(self, names: Sequence[str] | None = None) -> dict[str, Spectrum]:
-        """Returns the spectra of statistics by variable, where the host has computed the roots (PSO fig. 7)."""
+        """Returns the spectra of the statistics of each variable whose roots the host has computed (PSO fig. 7)."""
         return self.exchanged.spectra(names or self._names())
 
     def timing(self) -> dict[str, float]:
-        """Returns seconds that steps waited for roots, and that threads computed them."""
+        """Returns the seconds that steps waited for roots, and that threads spent on computing them."""
         host = self.exchanged.host
         return {"seconds_waited": host.seconds_waited, "seconds_computing": host.seconds_computing}
 

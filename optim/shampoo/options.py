@@ -120,7 +120,7 @@ class Limits:
 
 @option_dataclass()
 class ShampooOptions:
-    """All options except the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
+    """Options of Shampoo except the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
 
         >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
         False
@@ -202,7 +202,7 @@ class ShampooOptions:
         return first
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Returns these options with changes, also inside groups. Raises ValueError or TypeError if one is invalid."""
+        """Returns these options with ``changes`` merged in recursively. Raises ValueError or TypeError if invalid."""
         return type(self)(**merged(asdict(self), changes))
 
     def graft_alone(self) -> Self:
@@ -222,7 +222,7 @@ class ShampooOptions:
 
     @property
     def averages_in_bases(self) -> bool:
-        """Returns whether averages of gradients are stored in the eigenbases: other coordinates are not needed."""
+        """Returns whether averages of gradients are stored in the eigenbases, as no other coordinates are used."""
         return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
@@ -236,8 +236,8 @@ class ShampooOptions:
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
     """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. The steps are not
-    those of the authors' code, which skips the first and updates bases after the step by one power iteration.
+    SOAP is Adam in the eigenbases of Shampoo's statistics, and plain Adam where there are none. The steps differ from
+    the authors' code, which skips the first and updates bases after the step by one power iteration.
     Its bases are updated as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:

@@ -13,10 +13,10 @@ so that a block is on one device of each group, and directions are gathered alon
 then stage, replica and shard, as DeepSpeed's do within a group.
 
 ``division.py`` has two of them: the members of its ``Group`` are the replicas, and each further group is a ``Group`` by
-itself. A trainer of click-through rates has no third one. Its layers are a few megabytes, which every device holds, and
-a step of milliseconds: devices of a pipeline would wait for each other, and shards of a product would send activations,
-which are larger than its weights. What is too large for one device, the tables of embeddings, is divided by rows, and
-its state is element-wise.
+itself. A trainer of click-through rates needs no others: its layers are a few megabytes, which every device holds, and
+a step takes milliseconds. Devices of a pipeline would wait for each other, and shards of a product would send
+activations, which are larger than its weights. Embedding tables, too large for one device, are divided by rows, and
+their state is element-wise.
 
 Blocks are divided so that the seconds of the cost model below are balanced (``balanced``); PT (4.1.1) balances
 the elements that workers send, THESIS (5.1) estimated costs of whole layers.
@@ -44,7 +44,7 @@ Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
 ROOT: Cubic = (3.1e-10, 5.6e-8, 6.8e-5)
 """Seconds of an inverse root in float64 by LAPACK's eigendecomposition, with its certificate, on one core.
 
-By benchmarks/bench_block_costs.py on an Intel Xeon with AMX, for sizes 16 to 512; at each of them within 20%.
+Fitted by benchmarks/bench_block_costs.py on an Intel Xeon with AMX, for sizes 16 to 512, each within 20%.
 """
 
 PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
@@ -66,7 +66,7 @@ def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> fl
 
 
 _UNITS = 1 << 30
-"""Number of units that the largest cost is rounded to."""
+"""Number of integer units that represent the largest cost."""
 
 
 def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
@@ -101,25 +101,25 @@ class Mesh(NamedTuple):
         return math.prod(self)
 
     def rank(self, group: int, stage: int, replica: int, shard: int) -> int:
-        """Returns the number of a device, 0..size-1, by its coordinates."""
+        """Returns the rank of a device, 0..size-1, from its coordinates."""
         return ((group * self.stages + stage) * self.data + replica) * self.shards + shard
 
 
 def ranks_of(
     costs: Sequence[float], elements: Sequence[int], mesh: Mesh, cells: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the ranks of the owners of each block: one of each group, in the order of groups.
+    """Returns the ranks of the owners of each block: one in each group, in the order of groups.
 
     A pure function: all devices compute the same without communication.
 
     Args:
         costs: cost of each block, in any unit.
         elements: number of each block's elements, which replicas exchange; it decides between equal costs.
-        mesh: the devices.
+        mesh: number of devices along each dimension.
         cells: the stage and the shard of each block.
 
     Raises:
-        ValueError: the mesh does not have the stage or the shard.
+        ValueError: a block's stage or shard is outside the mesh.
     """
     blocks_of: dict[tuple[int, int], list[int]] = {}
     for block, (stage, shard) in enumerate(cells):

@@ -1,6 +1,6 @@
 """Inverse roots A^(-1/p) of symmetric positive semidefinite matrices, each certified by its true residual.
 
-For Shampoo's statistics (PSO 2; PT 3.2). The matrix of the root is
+For Shampoo's statistics (PSO 2; PT 3.2). The root is taken of
 
     A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
 
@@ -11,7 +11,7 @@ from semidefinite than rounding explains is refused. The damping is never increa
 A root leaves this module only if its residual on the matrix itself is within tolerance. All is float64 and
 thread-safe.
 
-**Certificates.** For a positive definite X, say S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
+**Certificates.** For a positive definite X, let S = X^(p/2) A X^(p/2) - I and s = |S|_2 < 1. Then, in the order of
 positive semidefinite matrices, (1 - s) X^-p <= A <= (1 + s) X^-p. Powers t^e with 0 < e <= 1 keep that order (Löwner
 & Heinz), so with e = 1/p
 
@@ -80,7 +80,7 @@ class Root:
 def inverse_root(matrix: FloatArray, p: int, *, epsilon: float, absolute: bool = False) -> Root:
     """Computes a certified A_damped^(-1/p), p >= 1 and epsilon >= 0, of the symmetric part of A, float64 [n, n].
 
-    By LAPACK's eigendecomposition, from one triangle and, where that fails, from the other. The damping is relative
+    Uses LAPACK's eigendecomposition of one triangle and, if that fails, of the other. The damping is relative
     to the largest eigenvalue unless ``absolute``.
 
     Raises:

@@ -43,7 +43,7 @@ def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _early_steps(growth: float, frequency: int) -> int:
-    """Returns the first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to compute it."""
+    """Returns the first step after which exchanges are tau1 apart, computed here because a TPU has no float64."""
     if not growth or frequency == 1:
         return 0
     step = max(0, math.floor(frequency / growth) - 1)
@@ -83,7 +83,7 @@ def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType)
 
 
 def shampoo_share(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns 1 from the first step that is preconditioned on, 0 before it, scalar."""
+    """Returns 1 from ``start_preconditioning_step`` on, 0 before it or if it is None, scalar."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)
     return tf.cast(step >= options.start_preconditioning_step, dtype)

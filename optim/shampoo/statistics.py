@@ -43,8 +43,8 @@ class Statistics:
     Attributes:
         collections, window_collections: int64, how often statistics were collected, and how often since the last
             exchange.
-        missed: int64 [2, tensors], in how many of them each tensor had no gradient (below 0: its windows were not
-            folded when others were). None with summed statistics, which no collection decays.
+        missed: int64 [2, tensors], the number of these collections in which each tensor had no gradient (below 0: its
+            windows were not folded when others were). None with summed statistics, which do not decay.
         windows, totals: for each factor [N, d (d + 1) / 2], packed; totals in float64.
         diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
     """
@@ -152,7 +152,7 @@ class Statistics:
         return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
 
     def sums(self, sent: bool = False) -> Sums:
-        """Returns the totals, divisor and identity; ``sent``: those that were sent, before the current window."""
+        """Returns the totals, divisor and identity; with ``sent``, as sent at the last exchange, without the window."""
         collections = self.collections.read_value()
         missed = None if self.missed is None else self.missed[0]
         if sent:
@@ -168,7 +168,7 @@ class Statistics:
 def _collect(
     sums: tf.Variable, added: tf.Tensor, beta2: float, weight: tf.Tensor | float, present: Present
 ) -> None:
-    """Adds in place to the present rows of [N, ...]; with beta2 = 1, which sums, multiplied by ``weight``."""
+    """Adds to the present rows of ``sums`` [N, ...] in place: ``weight`` times if beta2 is 1, else with decay beta2."""
     if beta2 == 1.0:
         added = tf.cast(weight, added.dtype) * added if isinstance(weight, tf.Tensor) else added
         sums.assign_add(keep(added, tf.zeros_like(added), present))

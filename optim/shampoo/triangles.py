@@ -17,7 +17,7 @@ import tensorflow as tf
 
 
 def packed_size(size: int) -> int:
-    """Returns d (d + 1) / 2."""
+    """Returns d (d + 1) / 2, the packed length of a d x d matrix."""
     return size * (size + 1) // 2
 
 
@@ -40,12 +40,12 @@ def pack(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
-    """Undoes ``pack``, for d = ``size``."""
+    """Unpacks [..., d (d + 1) / 2] into symmetric [..., d, d], d = ``size``, with graph operations."""
     return tf.reshape(tf.gather(packed, _places(size), axis=-1), [*packed.shape[:-1], size, size])
 
 
 def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
-    """Undoes ``pack`` of an array, for d = ``size``."""
+    """Unpacks a NumPy array [..., d (d + 1) / 2] into symmetric [..., d, d], d = ``size``."""
     return packed[..., _places(size)].reshape(*packed.shape[:-1], size, size)
 
 

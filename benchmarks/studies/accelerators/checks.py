@@ -1,4 +1,4 @@
-"""What must hold of a step that a TPU is to run, checked on the text of its program and on its numbers."""
+"""Checks whether a TPU can run a step, on the text of its program and on its memory and operations."""
 
 import re
 from collections import Counter
@@ -8,13 +8,13 @@ GIGABYTE = 10**9
 MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
 """Bytes of memory of a chip."""
 MAX_TEMPORARY = {"v5e": 0.5 * GIGABYTE, "v6e": 3 * GIGABYTE}
-"""Beside arguments and results: for v6e the compiler copies whole tables to another layout and back at every step."""
+"""Bytes besides arguments and results; for v6e the compiler copies tables to another layout and back in each step."""
 LIST_TEMPORARY = 0.01 * GIGABYTE
-"""What each value of lists may take more: of 4,096 rows, an array has 2 MB for it, with 16 numbers in lanes of 128."""
+"""Additional bytes for each value of lists: for 4,096 rows, an array has 2 MB, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
-"""Operations of the program over the number by the model's formulas."""
+"""Operations of the program over their number by the model's formulas."""
 MAX_SMALL_FLOPS_RATIO = 1.5
-"""The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions."""
+"""The same for a tiny model, in which operations without a formula have a large share: losses, conversions."""
 
 COMPILERS_OWN = frozenset(
     {
@@ -25,7 +25,7 @@ COMPILERS_OWN = frozenset(
         *("AssumeGatherIndicesInBound", "ConcatBitcast", "SplitBitcast", "AllocateBuffer", "Sharding"),
     }
 )
-"""Custom calls by which the TPU's compiler marks what it has done itself; nothing outside the program runs for them."""
+"""Custom calls that the TPU's compiler itself inserts; they run no code outside the program."""
 
 _HOST = re.compile(r"\b(infeed|outfeed|send|recv)\(|is_host_transfer=true")
 _CUSTOM = re.compile(r'custom_call_target="([^"]*)"')
@@ -34,7 +34,7 @@ _DYNAMIC = re.compile(r"\w\[(?:[<=\d]+,)*<=\d|\bdynamic-reshape\(")
 
 
 def program_faults(program: str, compiled: str, may_be_wide: bool = False) -> list[str]:
-    """Returns what is wrong with a program, as it was given to the compiler and as that left it.
+    """Returns the faults in the texts of a program before and after compilation.
 
     Args:
         may_be_wide: whether it may have float64, which a TPU computes in many float32 operations.
@@ -56,12 +56,12 @@ def program_faults(program: str, compiled: str, may_be_wide: bool = False) -> li
 
 
 def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, int]) -> list[str]:
-    """Returns which variables the compiled step does not update in their own memory.
+    """Returns a fault that names the variables which the compiled step does not update in place, if any.
 
     Args:
-        changed: their names, in the order in which the step returns them.
-        results: how many other results it returns before.
-        aliases: by a result's number the parameter whose memory it has.
+        changed: names of the changed variables, in the order in which the step returns them.
+        results: number of other results, which come first.
+        aliases: by index of a result, the index of the parameter whose memory it reuses.
     """
     copied = [name for number, name in enumerate(changed, results) if number not in aliases]
     return [f"not updated in place: {', '.join(copied)}"] if copied else []
@@ -75,14 +75,14 @@ def number_faults(
     max_ratio: float = MAX_FLOPS_RATIO,
     lists: int = 0,
 ) -> list[str]:
-    """Returns which limits a compiled step is beyond.
+    """Returns the limits that a compiled step exceeds.
 
     Args:
-        needed: bytes of memory that it needs in all.
-        temporary: bytes of that beside arguments and results.
-        flops_ratio: operations over the model's own; None where these have no formula.
-        max_ratio: how many there may be.
-        lists: how many values each row has in lists, for which attention takes memory.
+        needed: total bytes of memory.
+        temporary: bytes of these that are neither arguments nor results.
+        flops_ratio: operations over the model's own; None if these have no formula.
+        max_ratio: maximum of ``flops_ratio``.
+        lists: number of values in each row's lists, for which attention needs memory.
     """
     faults = []
     if needed > MEMORY[chip]:

@@ -1,7 +1,7 @@
-"""The folder that a machine with jax and an accelerator can run: steps as portable StableHLO, and what they should do.
+"""Writes a folder for machines with jax and an accelerator: steps as portable StableHLO, and their expected results.
 
-It holds no TensorFlow and no code of this project but ``run.py``. Dense weights are stored; tables, which are most
-of the state, are drawn anew from a seed, and so are the batches.
+It requires no TensorFlow and contains no code of this project but ``run.py`` and ``torch_model.py``. Dense weights are
+stored; tables, which are most of the state, are drawn from a seed, and so are the batches.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from ctr.experiments.config import merged
 _HERE = Path(__file__).resolve().parent
 _TABLE_SEED = 1
 CHECKED = ("AdaGrad", "AdaGrad, bfloat16", "Shampoo")
-"""The kinds whose steps are compared with those that TensorFlow made."""
+"""The kinds whose steps are compared with TensorFlow's."""
 MEASURED = ("AdaGrad", "AdaGrad, bfloat16", "Shampoo, bfloat16")
 
 
 def write_program(folder: Path, name: str, kind: str, size: Size, changes: Mapping[str, Any]) -> Built:
-    """Writes a step as ``NAME.stablehlo``, and what the runner needs to know of it as ``NAME.json``.
+    """Writes a step as ``NAME.stablehlo``, and its description for the runner as ``NAME.json``.
 
     Returns:
-        The model, its state being as the runner's begins.
+        The model, in the initial state of the runner.
     """
     built = build(KINDS[kind], size, changes)
     lowered = built.lowered()
@@ -75,11 +75,11 @@ def write_program(folder: Path, name: str, kind: str, size: Size, changes: Mappi
 
 
 def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
-    """The step as an artifact of StableHLO, for any platform and for later versions of jax; and what it returns."""
+    """Returns a step as a StableHLO artifact, for any platform and later versions of jax, and its results' specs."""
     module = module_of(lowered.hlo)
     with module.context:
         (main,) = [operation for operation in module.body.operations if operation.name.value == "main"]
-        # Whose memory is used anew the runner says, and shapes are static.
+        # The runner decides whose memory is reused, and shapes are static.
         for name in [attribute for attribute in module.operation.attributes if attribute.startswith("mhlo.")]:
             del module.operation.attributes[name]
         return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
@@ -91,7 +91,7 @@ def _shape_of(result: Any) -> Spec:
 
 
 def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
-    """A variable, and how the runner makes its first value."""
+    """Returns the runner's entry of a variable: name, shape, dtype, and how to make its initial value."""
     shape, dtype = spec
     if name.startswith("rows/"):
         # Linear weights begin at 0.
@@ -103,7 +103,7 @@ def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
 
 
 def shampoo_facts(built: Built) -> dict[str, Any] | None:
-    """Returns what the host computes roots by; None where there are none."""
+    """Returns the options and factors by which the host computes roots; None if there are no factors."""
     core = built.state.dense_optimizer.core
     if not core.layout.factors:
         return None
@@ -119,7 +119,7 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
 
 
 def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
-    """Makes steps with TensorFlow, here, and writes their logits and the dense weights after the last one."""
+    """Makes steps with TensorFlow; writes their logits and the dense weights after the last step."""
     logits = [
         built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit
         for step in range(steps)
@@ -135,20 +135,17 @@ def _dense_weights(built: Built) -> dict[str, np.ndarray]:
 def write_folder(
     folder: Path, size: Size, changes: Mapping[str, Any], batches: Sequence[int], steps: int
 ) -> None:
-    """Writes all of it.
+    """Writes the whole folder.
 
-    Args:
-        size: of the model, and of the batches of the check.
-        changes: to the configuration of the model.
-        batches: the sizes of batches that are measured.
-        steps: of the check.
+    ``size`` is the size of the model and of the check's batches, ``changes`` are to the configuration of the model,
+    ``batches`` are the batch sizes to measure, and ``steps`` is the number of steps of the check.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checked, measured, weights = [], [], {}
     for kind in CHECKED:
         name = _file_name(kind, size.batch)
         built = write_program(folder, name, kind, size, merged(changes, DAMPED))
-        # All kinds begin with the same.
+        # All kinds have the same initial weights.
         weights |= _dense_weights(built)
         write_expected(folder, name, built, steps)
         checked.append(name)

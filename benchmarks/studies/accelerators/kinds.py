@@ -1,4 +1,4 @@
-"""The kinds of step that are compiled: models, optimizers, objectives and number formats, at some size."""
+"""The kinds of training step that are compiled: models, optimizers, objectives and dtypes, for any model size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +40,11 @@ OBJECTIVES = {
     }
 }
 SMALL = {"model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}}}
-"""What the compiler takes seconds for, and not minutes."""
+"""Changes for a small model, which compiles in seconds instead of minutes."""
 SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
-"""The same of roots on the device, whose float64 becomes a very long program."""
+"""Further changes for roots on the device, whose float64 becomes a very long program."""
 DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
-"""With the default of 1e-6, a step of Shampoo makes differences of rounding a thousand times larger."""
+"""Larger damping: with the default of 1e-6, a step of Shampoo amplifies rounding differences a thousand times."""
 FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
 ATTENTION = {"model": {"pooling": {"recent": {"kind": "target", "of": "f0"}}}}
 ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
@@ -52,15 +52,15 @@ ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of step.
+    """A kind of training step to compile.
 
     Attributes:
-        changes: to the configuration of the reference model.
-        dtype: of the products.
-        is_reference: whether the changes are made to the reference model; else to an empty configuration, what
-            ``ctr train LOG`` begins with.
-        device_roots: whether the roots of Shampoo are computed in the step, and not by the host between two steps.
-        lists: each row has a list of so many values beside the reference model's features.
+        changes: changes to the configuration of the reference model.
+        dtype: dtype of the matrix products.
+        is_reference: whether the changes are to the reference model; else they are to an empty configuration, as in
+            ``ctr train LOG``.
+        device_roots: whether Shampoo's roots are computed in the step instead of by the host between two steps.
+        lists: number of values of a list feature that each row has besides the reference model's features.
     """
 
     changes: Mapping[str, Any]
@@ -87,7 +87,7 @@ KINDS = {
 
 
 class DeviceShampoo(DenseShampoo):
-    """Shampoo whose roots are computed in the step: what a Keras model has under ``jit_compile`` without a callback."""
+    """Shampoo with roots computed in the step, as in a Keras model under ``jit_compile`` without a callback."""
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         self.core.update(gradients, rate, self._decayed, on_device=True)
@@ -98,7 +98,7 @@ class DeviceShampoo(DenseShampoo):
 
 @dataclass(frozen=True)
 class Built:
-    """A model of a kind, fresh, with its compiled step and its feeds."""
+    """A fresh model of a kind, with its compiled step and its feeds."""
 
     config: TrainConfig
     state: TrainState
@@ -119,7 +119,7 @@ class Built:
         return lower(self.step, widest, self.ramps, self.rates)
 
     def flops(self) -> Flops:
-        """What the model itself needs for an example, by its formulas, of rows and values with their padding."""
+        """Returns the model's flops per example by its formulas, with rows and values counted with their padding."""
         feed = self.feeds[0]
         rows = len(feed.targets["label"])
         touched = {
@@ -135,7 +135,7 @@ class Built:
 
 
 def build(kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({})) -> Built:
-    """A model of a kind, with changes to its configuration."""
+    """Creates a model of a kind and size, with changes to its configuration."""
     content = merged(merged({"compute_dtype": kind.dtype}, kind.changes), changes)
     if kind.is_reference:
         content = reference_config(content, size.batch)

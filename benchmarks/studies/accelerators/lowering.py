@@ -1,7 +1,7 @@
-"""A learning step as XLA takes it.
+"""Lowering of a training step to an XLA program.
 
-TensorFlow gives the program of a compiled function. Its parameters are the arguments, without those that are empty, and
-then the variables; it returns what the function does, and then the new values of the variables that it changes, in the
+TensorFlow returns the program of a compiled function. Its parameters are the nonempty arguments, and then the
+variables; its results are the function's, and then the new values of the variables that it changes, in the
 same memory. ``Lowered`` names them all.
 """
 
@@ -16,7 +16,7 @@ from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import Feed
 
 Spec = tuple[tuple[int, ...], str]
-"""The shape, and NumPy's name of the type."""
+"""Shape, and NumPy's name of the dtype."""
 
 _ALIAS = re.compile(r"\{ ?(\d+) ?\}: \((\d+), \{\}, [a-z]+-alias\)")
 
@@ -27,12 +27,12 @@ class Lowered:
 
     Attributes:
         hlo: XLA's ``HloModuleProto``, serialized.
-        text: the same, to read.
-        arguments: the names of what each step is given; its first parameters.
-        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters.
-        results: the names of what a step returns.
-        changed: the names of the variables whose new values it returns after that.
-        specs: of all parameters, by name.
+        text: the same program as text.
+        arguments: names of the arguments of each step, which are the first parameters.
+        state: names of the variables, as in ``TrainState.variables``, which are the other parameters.
+        results: names of the results of a step.
+        changed: names of the variables whose new values follow the results.
+        specs: shapes and dtypes of all parameters, by name.
     """
 
     hlo: bytes
@@ -49,7 +49,7 @@ class Lowered:
 
     @property
     def argument_bytes(self) -> int:
-        """Returns what goes to the device at every step."""
+        """Returns the number of bytes sent to the device in every step."""
         return sum(spec_bytes(self.specs[name]) for name in self.arguments)
 
 
@@ -59,7 +59,7 @@ def spec_bytes(spec: Spec) -> int:
 
 
 def lower(step: CompiledStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
-    """The learning step of a compiled ``CompiledStep`` for feeds of the size of this one."""
+    """Lowers the training step for feeds of ``feed``'s size. Raises ValueError if state is not updated in place."""
     function, arguments = step.learning(feed, ramps, rates)
     values = argument_values(arguments)
     variables = step.state.variables()
@@ -80,7 +80,7 @@ def lower(step: CompiledStep, feed: Feed, ramps: Mapping[str, float], rates: Map
 
 
 def argument_values(arguments: tuple[Any, ...]) -> dict[str, np.ndarray]:
-    """The arguments of a step that are not empty, by name, in the order of its parameters."""
+    """Returns the nonempty arguments of a step, by name, in the order of its parameters."""
     targets, plans, ramps, rates = arguments
     groups = {"targets": targets}
     groups |= {f"plans/{number}": plan for number, plan in enumerate(plans)}
@@ -92,12 +92,12 @@ def argument_values(arguments: tuple[Any, ...]) -> dict[str, np.ndarray]:
 
 
 def output_aliases(text: str) -> dict[int, int]:
-    """Returns which parameter's memory each result of a program has, from the first line of its text."""
+    """Parses the text of a program; returns by index of a result the index of the parameter whose memory it reuses."""
     head = text.partition("\n")[0]
     return {int(output): int(parameter) for output, parameter in _ALIAS.findall(head)}
 
 
 def _captured(function: Any, variables: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the variables that a function uses, in the order of its parameters."""
+    """Returns the names of the variables that a function uses, in the order of its parameters."""
     names = {id(variable.handle): name for name, variable in variables.items()}
     return tuple(names[id(handle)] for handle in function.get_concrete_function().captured_inputs)

@@ -1,7 +1,7 @@
-"""What a step would cost on a TPU at best: the larger of the time for its operations and that for its bytes.
+"""Roofline of a step on a TPU: its least possible time, the larger of the times for its operations and its bytes.
 
-Not a measurement. The operations are those that the TPU's compiler counts in the program. The bytes are counted here:
-the compiler counts whole tables where a program touches some rows of them.
+This is not a measurement. The TPU's compiler counts the operations of the program. The bytes are counted here, because
+the compiler counts whole tables where a program touches some of their rows.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from typing import Any
 from accelerators.kinds import Built
 
 PEAK_FLOPS = {"v5e": 197e12, "v6e": 918e12}
-"""Operations a second of a chip in bfloat16, as Google publishes them; float32 has no rate of its own there."""
+"""Published bfloat16 operations per second of a chip; Google publishes no rate for float32."""
 BANDWIDTH = {"v5e": 819e9, "v6e": 1638e9}
-"""Bytes a second of a chip's memory, as Google publishes them."""
+"""Published bytes per second of a chip's memory."""
 FLOAT = 4
 _FORWARD_AND_BACKWARD = 5
-"""How often an activation goes through memory: it and its gradient are written once, and read three times in all."""
+"""Memory accesses per activation: it and its gradient are each written once, and read three times in total."""
 
 
 def touched_bytes(built: Built) -> dict[str, float]:
-    """The bytes that a step reads and writes, by what they are of."""
+    """Counts the bytes that a step reads and writes, for tables, dense weights and activations."""
     feed, state = built.feeds[0], built.state
     rows = len(feed.targets["label"])
     tables = 0.0
@@ -46,14 +46,10 @@ def touched_bytes(built: Built) -> dict[str, float]:
 
 
 def roofline(chip: str, flops: float, touched: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """The least microseconds of a step: of operations, and of bytes without and with activations.
+    """Returns the least microseconds of a step, for its operations, and for its bytes without and with activations.
 
-    At best activations never leave the chip; at worst all of them go through its memory.
-
-    Args:
-        flops: of the program.
-        touched: by ``touched_bytes``.
-        rows: of the batch.
+    At best activations never leave the chip; at worst all of them go through its memory. ``flops`` is the number of
+    operations of the program, ``touched`` is from ``touched_bytes``, and ``rows`` is the number of rows of the batch.
     """
     computing, everything = flops / PEAK_FLOPS[chip], sum(touched.values()) / BANDWIDTH[chip]
     state = everything - touched["activations"] / BANDWIDTH[chip]

@@ -1,12 +1,12 @@
-"""Runs the learning step of `ctr` on whatever jax finds here, a GPU, a TPU or processors: jax and NumPy are enough.
+"""Runs the training step of `ctr` on the devices that jax finds, a GPU, a TPU or a CPU: jax and NumPy are enough.
 
     python run.py [--seconds 20] [--profile FOLDER] [--skip-torch]
 
-First the check: steps of each kind on the same batches as on a processor, where TensorFlow made them; the logits of the
-first ten must agree, and how far all logits, and the weights after the last step, are apart is shown. Roots of Shampoo
-are computed by the host between two steps, from statistics that the step collected, as the trainer does it. Then, for
-each size of batches, how many examples a second, and how much memory. Where PyTorch can be imported, the same model in
-it, eager and compiled, is measured after that.
+First it checks steps of each kind against the steps that TensorFlow made on a CPU with the same batches; the logits of
+the first ten must agree, and the distances of all logits, and of the weights after the last step, are shown. The host
+computes Shampoo's roots between two steps, from statistics that the step collected, as in the trainer. Then, for each
+batch size, it measures examples per second and memory. If PyTorch can be imported, the same model in PyTorch, eager and
+compiled, is measured last.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-# Products of float32 are to round as float32 does, here as in PyTorch: an NVIDIA GPU would take 10 bits of the factors.
+# Float32 products must round as float32, here as in PyTorch: an NVIDIA GPU would use 10 bits of the factors.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 os.environ.setdefault("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
 
@@ -29,17 +29,17 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)  # The steps are counted in int64.
 
 HERE = Path(__file__).resolve().parent
-# By how much logits of the first ten steps may differ. AdaGrad's first step has the sign of the gradient whatever its
-# size, so that another rounding of gradients near 0 shows at once, above all in bfloat16.
+# Allowed difference of the logits of the first ten steps. AdaGrad's first step has the gradient's sign whatever its
+# size, so that different rounding of gradients near 0 shows at once, above all in bfloat16.
 FIRST = {"float32": 0.05, "bfloat16": 0.25}
-# How far all steps drift apart is only shown: a few batches are learned again and again, and what is left of rounding
-# grows from step to step, also on the same machine.
+# The drift of later steps is only shown: a few batches are learned repeatedly, and rounding differences grow from step
+# to step, also on the same machine.
 SETTLED = 10_000
-"""Steps after which roots are as far apart as they will be."""
+"""Number of steps after which root exchanges have their final distance."""
 
 
 def examples(size, count):
-    """Ids int32 [B, F] and labels float32 [B] of some batches, by Zipf's law; the same on every machine."""
+    """Draws ids, int32 [B, F], by Zipf's law and labels, float32 [B], of batches; equal on every machine."""
     random = np.random.default_rng(0)
     shape = (size["batch"], size["features"])
     ids = [((random.zipf(1.2, shape) - 1) % size["buckets"]).astype(np.int32) for _ in range(count)]
@@ -48,7 +48,7 @@ def examples(size, count):
 
 
 def arguments(program, ids, label):
-    """What a step is given, as arrays: which rows of the table the batch needs, and which row needs which of them."""
+    """Returns the arguments of a step as arrays, with the batch's distinct table rows and each id's index in them."""
     specs = {name: (shape, dtype) for name, shape, dtype in program["arguments"]}
     keys = ids + np.arange(ids.shape[1], dtype=np.int32) * program["size"]["buckets"]
     distinct, positions = np.unique(keys, return_inverse=True)
@@ -67,7 +67,7 @@ def arguments(program, ids, label):
 
 
 def first_value(entry, stored):
-    """A variable as training begins: stored, of one value, or drawn."""
+    """Returns the initial value of a variable: stored, constant, or drawn."""
     name, shape, dtype, begin = entry
     if begin == "stored":
         return stored[name]
@@ -78,7 +78,7 @@ def first_value(entry, stored):
 
 
 def unpack(packed, size):
-    """Symmetric matrices from their lower triangles, as ctr.optim.shampoo.triangles packs them."""
+    """Unpacks symmetric matrices from triangles packed by ctr.optim.shampoo.triangles."""
     rows = size - size // 2
     half = size - rows
     rectangle = packed[:, half * rows :].reshape(-1, rows, half + 1)
@@ -91,7 +91,7 @@ def unpack(packed, size):
 
 
 class Roots:
-    """Statistics in float64 and their roots, on the host: what exchanges with the device between two steps."""
+    """Float64 statistics and their roots on the host, exchanged with the device between two steps."""
 
     def __init__(self, shampoo):
         self.options, self.factors = shampoo["options"], shampoo["factors"]
@@ -105,7 +105,7 @@ class Roots:
         return min(max(int(growth * step), 1), frequency) if growth else frequency
 
     def exchange(self, step, state):
-        """After a step: roots that were sent for come into use, statistics come, and roots of these are begun."""
+        """If due after a step: brings pending roots into use, fetches statistics, and computes their roots."""
         start, frequency = self.options["start_preconditioning_step"], self.options["precondition_frequency"]
         if step < (start if self.last < 0 else self.last + self.gap(self.last)):
             return
@@ -125,7 +125,7 @@ class Roots:
                     self.sent[factor["name"], i, number] = self.root(matrix, factor["exponent"])
             offset += len(total)
         state["shampoo/window_collections"] = jax.device_put(np.int64(0))
-        # Young statistics change fast: their roots serve at once.
+        # Early statistics change fast: their roots are used at once.
         if self.last < 0 or self.gap(step) < frequency:
             self.use(state)
         self.last = step
@@ -152,8 +152,8 @@ class Roots:
 
 
 def function_of(artifact, specs, results):
-    """An artifact of StableHLO, with parameters and results of these shapes and types, as jax calls it."""
-    # A function of the same parameters and results, whose program is replaced by the step's.
+    """Returns a function that jax can call for a StableHLO artifact with parameters ``specs`` and ``results``."""
+    # Exports a function of the same parameters and results, and replaces its program by the step's.
     same = jax.jit(lambda *_: [jax.numpy.zeros(*spec) for spec in results], keep_unused=True)
     anywhere = [jax.export.DisabledSafetyCheck.platform()]
     exported = jax.export.export(same, disabled_checks=anywhere)(*specs)
@@ -161,7 +161,7 @@ def function_of(artifact, specs, results):
 
 
 class Model:
-    """A step with its state on the device."""
+    """A training step with its state on the device."""
 
     def __init__(self, name):
         self.program = json.loads((HERE / f"{name}.json").read_text())
@@ -184,7 +184,7 @@ class Model:
         self.steps = 0
 
     def learn(self, values):
-        """A step; returns the logits from before it."""
+        """Makes a training step; returns the logits from before it."""
         results = self.step(*values, *self.state.values())
         self.state |= zip(self.program["changed"], results[self.program["results"] :], strict=True)
         self.steps += 1
@@ -194,7 +194,7 @@ class Model:
 
 
 def check(name):
-    """Returns whether steps here give what they gave where the folder was made."""
+    """Returns whether steps on this machine agree with the expected results in the folder; prints the differences."""
     model, expected = Model(name), np.load(HERE / f"{name}.expected.npz")
     program = model.program
     feeds = [arguments(program, *example) for example in examples(program["size"], program["feeds"])]
@@ -222,7 +222,7 @@ def check(name):
 
 
 def rate(name, seconds, profile):
-    """Examples a second of a program, its feeds being on the device."""
+    """Measures and returns the examples per second of a program, with its feeds on the device."""
     model = Model(name)
     program = model.program
     if model.roots is not None:
@@ -267,7 +267,7 @@ def main():
 
 
 def beside_torch(rates, seconds):
-    """The same model in PyTorch, where it is there."""
+    """Measures the same models in PyTorch, if it is installed."""
     try:
         import torch_model
     except ImportError as error:

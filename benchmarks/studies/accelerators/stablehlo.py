@@ -1,4 +1,4 @@
-"""From XLA's own format to StableHLO, which jax compiles and runs."""
+"""Conversion of XLA's HLO to StableHLO, which jax compiles and runs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax._src.lib.mlir import ir
 
 
 def module_of(hlo: bytes) -> ir.Module:
-    """The StableHLO module of a serialized ``HloModuleProto``."""
+    """Returns the StableHLO module of a serialized ``HloModuleProto``."""
     text = xla_client._xla.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(text)
@@ -17,7 +17,7 @@ def module_of(hlo: bytes) -> ir.Module:
 
 
 def _drop_copies(module: ir.Module) -> None:
-    """Puts what was copied for the copies: they are none of StableHLO's operations, and mean nothing in it."""
+    """Replaces ``mhlo.copy`` operations by their operands: StableHLO has no such operation, and needs none."""
     copies = []
 
     def visit(operation: Any) -> ir.WalkResult:

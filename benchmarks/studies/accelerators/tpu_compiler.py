@@ -1,4 +1,4 @@
-"""The TPU's compiler on a machine without a TPU: libtpu compiles for a topology that is described to it."""
+"""Runs the TPU's compiler on a machine without a TPU: libtpu compiles for a described topology."""
 
 import os
 import tempfile
@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Before libtpu loads: it is not to look for a TPU, nor for the machine of a cloud around it.
+# Before libtpu loads: it must not look for a TPU, nor for the metadata of a cloud machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-# Several processes may compile at a time: there is no TPU that they could take from each other.
+# Several processes may compile at a time: there is no TPU for which they could compete.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import numpy as np
@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from accelerators.stablehlo import module_of
 
 TOPOLOGY = "2x2"
-"""The smallest slice that both generations have; a program for one chip uses one of it."""
+"""The smallest slice of both generations; a program for one chip uses one of its chips."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Compiled:
     Attributes:
         arguments, outputs, temporary: bytes of memory on the chip.
         aliased: bytes of the outputs that are in the memory of arguments.
-        flops: as the compiler counts them.
-        accessed: bytes that its operations read and write in the chip's memory, as the compiler counts them.
-        text: the program as it would run.
-        memory: the compiler's report on what is in the chip's memory.
-        seconds: that it took to compile.
+        flops: number of operations, as counted by the compiler.
+        accessed: bytes that they read and write in the chip's memory, as counted by the compiler.
+        text: the compiled program as text.
+        memory: the compiler's report on the chip's memory.
+        seconds: the time of compilation.
     """
 
     arguments: int
@@ -50,7 +50,7 @@ class Compiled:
 
 
 def compile_for(chip: str, hlo: bytes) -> Compiled:
-    """Compiles a program for one chip, ``v5e`` or ``v6e``. Raises what the compiler raises if it cannot."""
+    """Compiles a program for one chip, ``v5e`` or ``v6e``. Errors of the compiler are propagated."""
     module = module_of(hlo)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:{TOPOLOGY}")
     device = topology.devices[0]

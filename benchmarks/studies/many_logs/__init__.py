@@ -1,1 +1,1 @@
-"""The parts of the study `defaults`."""
+"""Logs and systems of the study `defaults`."""

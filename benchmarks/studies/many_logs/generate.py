@@ -1,12 +1,12 @@
-"""Writes a simulated world as a raw table: Parquet, and the mapping that ``ctr ingest table`` reads it with.
+"""Writes a simulated world as a raw Parquet table, with the mapping for ``ctr ingest table``.
 
-A click is drawn from the sigmoid of a base rate that drifts, an effect of each value, joint effects of pairs, and
-something that the rows of a query share. Rows are made some 100,000 at a time, in the order of time; all random
+A click is drawn from the sigmoid of the sum of a drifting base rate, an effect of each value, joint effects of pairs,
+and noise that the rows of a query share. Rows are generated about 100,000 at a time, in the order of time; all random
 numbers come from the world's seed and the number of the chunk, so that the same world has the same bytes.
 
 ::
 
-    FOLDER/rows.parquet    the table; its column `probability` is the truth, and no feature
+    FOLDER/rows.parquet    the table; its column `probability` is the truth, not a feature
     FOLDER/mapping.yaml
 """
 
@@ -32,7 +32,7 @@ START_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
 CHUNK_ROWS = 100_000
 RANK = 4
-"""The length of the vectors behind joint effects."""
+"""Dimension of the vectors whose scalar products are joint effects."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ def write_world(world: World, folder: Path, max_rows: int | None = None) -> None
     """Writes the table and its mapping.
 
     Args:
-        world: what to write.
-        folder: where; made if it is not there.
-        max_rows: the first rows only, as a shorter log of the same span of time.
+        world: the world.
+        folder: output folder, created if absent.
+        max_rows: maximum number of rows; a shorter log covers the same span of time.
     """
     if max_rows is not None and max_rows < world.rows:
         world = replace(world, rows=max_rows)
@@ -58,7 +58,7 @@ def write_world(world: World, folder: Path, max_rows: int | None = None) -> None
 
 
 def mapping_of(world: World) -> dict[str, Any]:
-    """The mapping of a world's table; nothing in it says how many values there are."""
+    """Returns the mapping of a world's table, which does not contain numbers of distinct values."""
     features = [_mapped(feature) for feature in world.features]
     features += [{"name": f"{a}_x_{b}", "kind": "cross", "of": [a, b]} for a, b in world.crosses]
     clocks = [feature.kind for feature in world.features if feature.kind in ("hour", "weekday")]
@@ -83,9 +83,9 @@ def _mapped(feature: Feature) -> dict[str, Any]:
 
 
 def chunks(world: World) -> Iterator[pa.Table]:
-    """The table in parts, in the order of time."""
+    """Yields the table in parts, in the order of time."""
     first_row, time = _queries(world)
-    # The queries with which chunks begin, and the number of all.
+    # The first query of each chunk, and the number of all queries.
     begins = np.searchsorted(first_row[:-1], np.arange(0, first_row[-1], CHUNK_ROWS))
     bounds = np.unique(np.append(begins, len(first_row) - 1))
 
@@ -99,7 +99,7 @@ def chunks(world: World) -> Iterator[pa.Table]:
 
 
 def _queries(world: World) -> tuple[IntArray, IntArray]:
-    """The number of rows before each query, and all, int64 [Q + 1]; the times of queries, int64 [Q], rising."""
+    """Returns the row offsets of queries, int64 [Q + 1], and their times, int64 [Q], ascending, in microseconds."""
     rng = np.random.default_rng([world.seed, 0])
     count = math.ceil(1.5 * world.rows / world.query_rows) + 100
     if world.max_query_rows == 1:
@@ -120,39 +120,39 @@ def _queries(world: World) -> tuple[IntArray, IntArray]:
 
 
 def _salt(name: str) -> int:
-    """A number for each name, for the seeds of random generators."""
+    """Returns a number that depends on a name, for seeding random generators."""
     return zlib.crc32(name.encode())
 
 
 def _values(feature: Feature) -> int:
-    """Returns how many values it has over the pass."""
+    """Returns the number of values that a feature has over the pass."""
     clocks = {"hour": 24, "weekday": 7}
     return clocks.get(feature.kind, feature.size * (1 + math.ceil(feature.churn)))
 
 
 @lru_cache(maxsize=64)
 def _effects(seed: int, feature: Feature) -> FloatArray:
-    """The effect of each value, float32 [V]."""
+    """Draws the effect of each value of a feature, float32 [V]."""
     rng = np.random.default_rng([seed, 1, _salt(feature.name)])
     return feature.effect * rng.standard_normal(_values(feature), np.float32)
 
 
 @lru_cache(maxsize=64)
 def _vectors(seed: int, feature: Feature, pair: str) -> FloatArray:
-    """The vector of each value for a joint effect, float32 [V, RANK]."""
+    """Draws the vector of each value of a feature for a joint effect, float32 [V, RANK]."""
     rng = np.random.default_rng([seed, 2, _salt(f"{feature.name} {pair}")])
     return rng.standard_normal((_values(feature), RANK), np.float32)
 
 
 def _drift(world: World, time: FloatArray) -> FloatArray:
-    """The change of the base rate, in logits, at times from 0 to 1."""
+    """Computes the drift of the base rate, in logits, at times from 0 to 1."""
     phases = np.random.default_rng([world.seed, 3]).random(4) * 2 * math.pi
     waves = [np.sin(2 * math.pi * k * time + phases[k - 1]) / k for k in range(1, 5)]
     return world.drift * np.sum(waves, axis=0)
 
 
 def _zipf(u: FloatArray, size: FloatArray | int, exponent: float) -> IntArray:
-    """Ranks from 0 on, by inverting the continuous distribution function."""
+    """Converts uniform numbers to ranks from 0 to ``size - 1`` by inverting the continuous distribution function."""
     most = np.asarray(size, np.float64) + 1
     power = 1 - exponent
     drawn = most**u if abs(power) < 1e-9 else ((most**power - 1) * u + 1) ** (1 / power)
@@ -160,7 +160,7 @@ def _zipf(u: FloatArray, size: FloatArray | int, exponent: float) -> IntArray:
 
 
 class _Chunk:
-    """Some queries of a world: their columns, and their logits but for the intercept."""
+    """Consecutive queries of a world: their columns, and ``score``, their logits without the intercept."""
 
     def __init__(
         self, world: World, number: int, first_row: IntArray, time: IntArray, begin: int, end: int
@@ -191,14 +191,14 @@ class _Chunk:
         return score
 
     def _draw(self, feature: Feature, draw: Callable[[int], FloatArray]) -> FloatArray:
-        """A random number for each row, or for each query where its rows share the value."""
+        """Draws a random number for each row, or for each query if its rows share the feature's value."""
         return draw(self._queries)[self._own_query] if feature.shared else draw(self._rows)
 
     def _absent(self, feature: Feature) -> npt.NDArray[np.bool_] | None:
         return self._rng.random(self._rows) < feature.missing if feature.missing else None
 
     def _make(self, feature: Feature) -> FloatArray:
-        """Makes the column of a feature; returns its effect on each row."""
+        """Generates the column of a feature; returns its effect on the logit of each row."""
         if feature.kind == "number":
             return self._make_number(feature)
         if feature.kind in ("tags", "text"):
@@ -224,7 +224,7 @@ class _Chunk:
         rank = _zipf(self._draw(feature, self._rng.random), grown, feature.zipf)
         if not feature.churn:
             return rank
-        # A value of a rank is replaced at times of its own.
+        # The value at each rank is replaced at different times.
         phase = uniform_hash(rank, f"{salt} churn")
         return rank + feature.size * np.floor(self._time * feature.churn + phase).astype(np.int64)
 
@@ -260,7 +260,7 @@ class _Chunk:
         return sums / np.sqrt(np.maximum(lengths, 1))
 
     def table(self, base: float) -> pa.Table:
-        """The rows, with clicks drawn."""
+        """Draws clicks; returns the rows."""
         probability = 1 / (1 + np.exp(-(base + self.score)))
         clicked = self._rng.random(self._rows) < probability
         keys = {
@@ -274,7 +274,7 @@ class _Chunk:
 
 
 def _intercept(score: FloatArray, rate: float) -> float:
-    """The number that brings the mean probability to ``rate``, by bisection."""
+    """Finds the intercept with which the mean probability is ``rate``, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,12 +1,12 @@
-"""The logs of ``defaults.py``: twenty simulated worlds, and the real logs of a folder where they are.
+"""The logs of ``defaults.py``: twenty simulated worlds, and the real logs that are present in a folder.
 
-Each is ingested as anyone would, without a number of buckets, so that practically each value has its own id.
+Each is ingested in the ordinary way, without a number of buckets, so that practically each value has a distinct id.
 
 ::
 
-    FOLDER/raw/      of a simulated world: its table and its mapping
+    FOLDER/raw/      table and mapping of a simulated world
     FOLDER/log/      the example log
-    FOLDER/log.json  its shape, written last
+    FOLDER/log.json  its facts: rows, queries, clicks, features; written last
 """
 
 import shutil
@@ -32,14 +32,14 @@ from many_logs.worlds import TO_CHOOSE, TO_REPORT, World
 
 @dataclass(frozen=True)
 class Source:
-    """Where a log comes from.
+    """Source of a log.
 
     Attributes:
-        name: the log's.
+        name: name of the log.
         group: ``choose``, for choosing defaults, or ``report``.
-        world: of a simulated log.
-        format: of a real log: the format that ``ctr ingest`` reads it with.
-        path: of a real log: its files, in the folder of the real logs.
+        world: the world of a simulated log; None for a real one.
+        format: for a real log, its format for ``ctr ingest``.
+        path: for a real log, its path in the folder of real logs.
     """
 
     name: str
@@ -71,16 +71,16 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class ExactLog:
-    """The columns of a log in its order, each value with an id of its own.
+    """Columns of a log in its order, with a distinct id for each value.
 
     Attributes:
-        features: the names of the single-valued features.
-        ids: int32 [N, F], for each feature numbers from 0 on.
+        features: names of the single-valued features.
+        ids: int32 [N, F], numbered from 0 for each feature.
         multivalent: by name, ids (int32) and offsets (int64 [N + 1]) into them.
         label: float32 [N], 0 or 1.
-        query_begins: int64 [Q + 1], the row with which each query begins, and N.
-        query_id: int64 [N], of the log.
-        probability: of a simulated log, float64 [N].
+        query_begins: int64 [Q + 1], the first row of each query, and N.
+        query_id: int64 [N], as in the log.
+        probability: true click probabilities of a simulated log, float64 [N]; None for a real one.
     """
 
     features: tuple[str, ...]
@@ -93,11 +93,11 @@ class ExactLog:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Returns the number of rows, N."""
         return len(self.label)
 
     def blocks(self, rows: int) -> Iterator[slice]:
-        """Yields parts of at least so many rows, but for the last one, that hold whole queries."""
+        """Yields consecutive slices of whole queries with at least ``rows`` rows each, except for the last one."""
         first = 0
         while first < self.rows:
             last = int(self.query_begins[np.searchsorted(self.query_begins, min(first + rows, self.rows))])
@@ -107,12 +107,12 @@ class ExactLog:
 
 @dataclass(frozen=True)
 class Log:
-    """A log that is ready.
+    """An ingested log.
 
     Attributes:
-        source: where it comes from.
-        folder: of its files.
-        facts: its shape: rows, queries, clicks, features.
+        source: its source.
+        folder: folder of its files.
+        facts: numbers of its rows, queries, clicks and features.
     """
 
     source: Source
@@ -121,12 +121,12 @@ class Log:
 
     @property
     def path(self) -> Path:
-        """The example log."""
+        """Returns the path of the example log."""
         return self.folder / "log"
 
     @cached_property
     def exact(self) -> ExactLog:
-        """Its columns, the ids of each feature numbered."""
+        """Reads the log's columns, with the ids of each feature numbered."""
         schema = read_schema(self.path)
         rows = join_rows(list(read_rows(self.path, schema, read_manifests(self.path))))
         raw, probability = self.folder / "raw" / "rows.parquet", None
@@ -150,7 +150,7 @@ class Log:
 
 
 def absent(source: Source, data: Path | None) -> str:
-    """Why a log cannot be made; empty where it can."""
+    """Returns why a log is unavailable; empty if it can be made."""
     if source.world is not None:
         return ""
     if data is None:
@@ -159,13 +159,13 @@ def absent(source: Source, data: Path | None) -> str:
 
 
 def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | None) -> Log:
-    """The log of a source; made where it is not there.
+    """Returns the log of a source, which is generated or ingested if absent.
 
     Args:
-        source: which one; not ``absent``.
+        source: a source that is not ``absent``.
         logs: the folder of all logs.
         data: the folder of the real logs.
-        max_rows: of a simulated log.
+        max_rows: maximum number of rows of a simulated log.
     """
     world = source.world
     shortened = world is not None and max_rows is not None and max_rows < world.rows
@@ -180,7 +180,7 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
         else:
             assert data is not None
             raw, mapping = data / source.path, FORMATS_FOLDER / f"{source.format}.yaml"
-        # What `ctr ingest` calls; not the command, whose start takes longer than a small log.
+        # Not as the command `ctr ingest`, whose start takes longer than a small log.
         ingest(load_mapping(mapping), [raw], folder / "log")
         exact = Log(source, folder, {}).exact
         return {

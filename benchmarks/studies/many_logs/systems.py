@@ -1,7 +1,7 @@
-"""What is compared on each log: this project's defaults, its logistic regression, and Vowpal Wabbit.
+"""The systems that are compared on each log: this project's defaults, its logistic regression, and Vowpal Wabbit.
 
-A system has one setting or several, of which the best counts. All make one pass in the order of the log, predict a
-whole query before they learn any of it, and are scored by the same metrics.
+A system has one or several settings, of which the best counts. All make one pass in the order of the log, predict a
+whole query before they learn from any of its rows, and are scored by the same metrics.
 """
 
 import re
@@ -32,28 +32,28 @@ from many_logs import vowpal
 from many_logs.logs import ExactLog, Log
 
 SYSTEMS = ("ctr", "lr", "lr_best", "vw", "vw_best", "truth")
-"""What ``--systems`` takes.
+"""Values of ``--systems``.
 
 ``ctr``: ``ctr train LOG`` with an empty configuration; ``lr``: the same without crosses and deep layers; ``lr_best``:
-that logistic regression where each value has its own id, in small batches, the best of three learning rates; ``vw``:
-Vowpal Wabbit's defaults; ``vw_best``: the best of four settings, without collisions; ``truth``: the probability that
-drew the clicks of a simulated log, which nothing can beat by more than chance.
+that logistic regression with a distinct id for each value, small batches, and the best of three learning rates; ``vw``:
+Vowpal Wabbit's defaults; ``vw_best``: the best of four settings, without collisions; ``truth``: the probabilities from
+which the clicks of a simulated log were drawn, which nothing can beat by more than chance.
 """
 LINEAR = ("model.crosses.layers=0", "model.deep.units=[]")
 LINEAR_RATES = (0.03, 0.1, 0.3)
 _SCORED_AT_ONCE = 200_000
 Pass = Callable[[Path], ProgressiveMetrics]
-"""Makes a pass in a scratch folder, which is there."""
+"""Makes a pass over a log, with an existing scratch folder; returns its metrics."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A pass that was made.
+    """Result of a pass.
 
     Attributes:
-        setting: the name of its setting.
-        record: its metrics, and the seconds that it took.
-        states: the file of its metrics' states, for paired comparisons.
+        setting: name of the setting.
+        record: metrics and seconds of the pass.
+        states: file of the metrics' states, for paired comparisons.
     """
 
     setting: str
@@ -67,7 +67,7 @@ class Result:
 
 
 def passes(log: Log, system: str) -> dict[str, Pass]:
-    """The passes of a system over a log by their settings; none where it has nothing to say about it."""
+    """Returns the passes of a system over a log, by setting; empty if the system does not apply or is not installed."""
     if system == "ctr":
         return {"default": partial(_train_by_command, log.path, ())}
     if system == "lr":
@@ -88,7 +88,7 @@ def passes(log: Log, system: str) -> dict[str, Pass]:
 
 
 def results(log: Log, system: str, out: Path) -> list[Result]:
-    """Returns what a system does on a log; passes that are missing are made. One that fails is named and left out."""
+    """Returns a system's results on a log; makes missing passes. A pass that fails is reported and left out."""
     finished = []
     for setting, run in passes(log, system).items():
         name = f"{log.folder.name}-{system}-{re.sub('[^a-z0-9.]+', '_', setting)}"
@@ -98,7 +98,7 @@ def results(log: Log, system: str, out: Path) -> list[Result]:
             begun = time.perf_counter()
             with tempfile.TemporaryDirectory() as scratch:
                 metrics = run(Path(scratch))
-            # With the start of processes, and writing of files.
+            # The seconds include starts of processes, and writing of files.
             record = {"seconds": time.perf_counter() - begun, **metrics.line()}
             arrays = metrics.to_arrays()
             write_atomic(states, lambda file: np.savez_compressed(file, **arrays))
@@ -120,7 +120,7 @@ def _train_by_command(log: Path, sets: Sequence[str], scratch: Path) -> Progress
 
 def _train_linear(log: Log, rate: float, scratch: Path) -> ProgressiveMetrics:
     rows = log.facts["rows"]
-    # Small enough that nothing is lost to the batch, large enough that millions of rows take a minute.
+    # Small enough not to cost accuracy, large enough that millions of rows take a minute.
     batch = next(
         size for size, most in ((32, 50_000), (64, 200_000), (256, 1_000_000), (512, rows)) if rows <= most
     )
@@ -157,7 +157,7 @@ def _score_truth(log: Log) -> ProgressiveMetrics:
 
 
 def scored(log: ExactLog, logit: npt.NDArray[np.float64]) -> ProgressiveMetrics:
-    """The metrics of predictions, float64 [N]."""
+    """Computes the metrics of predicted logits, float64 [N]."""
     metrics = ProgressiveMetrics()
     for part in log.blocks(_SCORED_AT_ONCE):
         label = log.label[part]

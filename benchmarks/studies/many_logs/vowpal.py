@@ -1,9 +1,9 @@
-"""Vowpal Wabbit over a log, each whole query predicted before any of it is learned.
+"""Runs Vowpal Wabbit over a log so that each whole query is predicted before any of its rows is learned.
 
-It reads a text file by itself, without Python for each row. A line without a label is predicted and not learned from:
-so each query is there twice, first without its labels and then with them, and of the second lines the predictions are
-dropped. A query of a single row is there once, since Vowpal Wabbit predicts a row before it learns it. Nothing but
-``--link logistic`` is left out of the settings: the file then has logits, with more digits than probabilities.
+It reads a text file by itself, without Python for each row. It predicts a line without a label but does not learn from
+it: so each query is written twice, first without its labels and then with them, and the predictions of the second lines
+are dropped. A query of a single row is written once, since Vowpal Wabbit predicts a row before it learns from it. The
+settings omit ``--link logistic``: predictions are then logits, with more digits than probabilities.
 """
 
 import string
@@ -24,17 +24,17 @@ ROWS_AT_ONCE = 100_000
 
 
 def best_settings(features: int) -> tuple[str, ...]:
-    """The four settings whose best counts. With few features, one has all their pairs.
+    """Returns the four settings of ``vw_best``. With few features, one setting has all their pairs.
 
     Args:
-        features: their number.
+        features: number of features.
     """
     last = "-b 24 -q ::" if features <= FEW_FEATURES else "-b 24 -l 2"
     return ("-b 24", "-b 24 -l 0.1", "-b 24 --ftrl", last)
 
 
 def write_text(log: ExactLog, path: Path) -> None:
-    """Writes what Vowpal Wabbit reads.
+    """Writes a log in Vowpal Wabbit's text format.
 
     Raises:
         ValueError: the log has more features than there are namespaces.
@@ -61,10 +61,10 @@ def write_text(log: ExactLog, path: Path) -> None:
 
 
 def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns which of 2 N lines come when: the first N have no labels, the others have.
+    """Returns the order in which to write 2 N lines, of which the first N have no labels, and the others have.
 
     Args:
-        sizes: int64 [Q], the rows of each query, N together.
+        sizes: int64 [Q], the number of rows of each query, N in total.
     """
     rows = int(sizes.sum())
     row = np.arange(rows)
@@ -88,18 +88,18 @@ def _lines(log: ExactLog, first: int, last: int) -> pa.Array:
 
 
 def _tokens(ids: npt.NDArray[np.int32]) -> pa.Array:
-    # With a letter: a bare number would be taken for a place in the table and not be hashed.
+    # With a letter: Vowpal Wabbit would use a bare number as an index in its table without hashing it.
     distinct, index = np.unique(ids, return_inverse=True)
     return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(index))
 
 
 def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]:
-    """One pass; returns the logits, float64 [N].
+    """Makes one pass; returns the logits, float64 [N].
 
     Args:
-        log: what the text was written of.
-        text: by ``write_text``.
-        settings: beside ``--loss_function logistic``.
+        log: the log from which the text was written.
+        text: file written by ``write_text``.
+        settings: command-line options besides ``--loss_function logistic``.
     """
     from vowpalwabbit import Workspace
 

@@ -1,7 +1,7 @@
-"""Twenty simulated logs of very different shape: what each is made of.
+"""Definitions of twenty simulated logs of very different shape.
 
-``TO_CHOOSE`` are for choosing defaults, ``TO_REPORT`` for reporting what they do. ``worlds.yaml`` has
-them: of each a seed, a size, a click rate, and features.
+``TO_CHOOSE`` are for choosing defaults, ``TO_REPORT`` for reporting their results. ``worlds.yaml`` defines a seed, a
+size, a click rate, and features for each.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class Feature:
     """A feature of a world.
 
     Attributes:
-        name: its column.
+        name: name of its column.
         kind: ``id``: Zipf values; ``attribute``: a value that another feature's value determines; ``number``:
-            log-normal; ``tags``: a list of ids; ``text``: a sentence; ``hour``, ``weekday``: of the time.
+            log-normal; ``tags``: a list of ids; ``text``: a sentence; ``hour``, ``weekday``: from the row's time.
         size: the number of values at any time.
         effect: the standard deviation of its values' effects, in logits; 0: a useless feature.
-        zipf: the exponent of the frequencies; 0: all are alike.
+        zipf: Zipf exponent of the frequencies; 0: all values are equally frequent.
         growth: the share of the values that appear only as time passes.
         churn: how many times, over the pass, a value is replaced by a new one.
-        shared: one value for all rows of a query.
+        shared: whether all rows of a query have the same value.
         of: the feature whose value determines this one (attribute; also tags and text).
         length: the mean number of tags or words.
         missing: the share of rows without a value.
@@ -50,19 +50,19 @@ class World:
     """A simulated log.
 
     Attributes:
-        name: also of its directory.
-        seed: of everything random.
+        name: name of the log and its directory.
+        seed: random seed.
         rows: the number of rows.
         rate: the share of clicks.
-        features: in the order of the log.
+        features: its features, in the order of the log.
         query_rows: the mean number of rows of a query; 1: each row is its own query.
         max_query_rows: the largest number of rows of a query.
         interactions: pairs of features with a joint effect (scalar products of random vectors), and its standard
             deviation in logits.
         crosses: pairs that the mapping names as crosses.
         drift: the standard deviation of the drift of the base rate, in logits.
-        query_noise: the standard deviation of what the rows of a query share and no feature shows, in logits.
-        days: the span of time.
+        query_noise: the standard deviation of the noise that the rows of a query share, in logits.
+        days: the number of days that the log covers.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _useless(count: int, size: int) -> tuple[Feature, ...]:
 
 
 def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
-    """Columns as display ads have them: numbers, and categories of few to very many values; some say nothing."""
+    """Returns features as in display ads: numbers, and categories of few to very many values; some have no effect."""
     numbers = tuple(
         Feature(f"n{k}", "number", effect=effect * (k % 3 > 0), missing=0.1 * (k % 4))
         for k in range(count // 3)
@@ -110,7 +110,7 @@ def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
 
 
 def _features(entry: str | dict[str, Any]) -> tuple[Feature, ...]:
-    """Returns what an entry of ``worlds.yaml`` stands for."""
+    """Returns the features that an entry of ``worlds.yaml`` defines."""
     if isinstance(entry, str):
         return (CLOCKS[entry],)
     if "anonymous" in entry:
