@@ -39,7 +39,7 @@ from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
 _REMEDY = "delete it: what it held is then found by reading the log's shards"
-_SAVES = 30  # in the time that is remembered
+_SAVES = 30  # at most, within the time that the histories span
 _TABLE_COLUMNS = ("key", "values", "times")
 
 
@@ -47,7 +47,7 @@ class Histories:
     """The histories of a growing log: ``fill`` the rows of a partition, ``add`` them when they are staged."""
 
     def __init__(self, log: Path, schema: Schema, checked: bool = True) -> None:
-        """Reads nothing yet; ``checked``: an unpublished partition before published ones is an error."""
+        """Reads nothing yet; ``checked``: whether an unpublished partition before published ones is an error."""
         self._log, self._schema = log, schema
         self._among = None if checked else frozenset[str]()
         self._histories = schema.histories

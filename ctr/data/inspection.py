@@ -61,7 +61,7 @@ class Period:
 
 @dataclass(frozen=True)
 class TopId:
-    """A frequent id."""
+    """A frequent id of a feature, with its share and click rate."""
 
     id: int
     value: str | None  # the raw value, if the log stores it
@@ -79,7 +79,7 @@ class FeatureSummary:
     width: int | None
     buckets: int | None  # the number of ids that it may have; None if they grow
     ids: int  # distinct ids that occur, without missing; an estimate has a standard error of 0.8%
-    exact: bool  # whether ``ids`` and the shares of top ids are
+    exact: bool  # whether ``ids`` and the shares of top ids are exact
     shortfall: int  # the most by which the count of a top id may be too low
     missing: float  # share of the rows without a value
     values_per_row: float | None  # their mean; None for a single-valued feature

@@ -114,7 +114,7 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder is not, and cannot become, a log with this schema; writes nothing."""
+    """Raises InputError if the folder neither is nor can become a log with this schema; writes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -309,7 +309,7 @@ def partitions_in(folder: Path) -> list[tuple[int, int]]:
 def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """Lists ``partitions_in`` a folder of manifests. Raises InputError where one before the last is lost.
+    """Lists the partitions of a folder of manifests. Raises InputError if a partition before the last is lost.
 
     Shards that overlap a published partition are ignored, because another publisher was first. Only names in
     ``among`` are checked.

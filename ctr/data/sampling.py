@@ -268,7 +268,7 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
 def _finite(
     key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
 ) -> np.ndarray:
-    """Returns the teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
+    """Returns the teacher's logits, 0 outside the time range. Raises InputError if one inside it is not finite."""
     if logit is None:
         raise ValueError(f"{key} requires teacher_logit")
     # A comparison with NaN is false: without this, a missing prediction would count as a high loss.

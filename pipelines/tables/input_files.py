@@ -1,4 +1,4 @@
-"""Lists, orders, names and opens input files; reads chunks of their raw columns."""
+"""Lists, orders, names and opens input files; defines the chunks of raw columns that are read from them."""
 
 import errno
 import re
@@ -88,7 +88,7 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 class UnreadableNowError(PassingError):
-    """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
+    """Raised for a file that may be readable later: the machine or its permissions are at fault, not its content."""
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def is_blank(path: Path) -> bool:
 def folder_keys(path: Path) -> dict[str, str | None]:
     """Returns the columns of folders such as ``dt=2023-11-14`` above a file, whose values hold for all its rows.
 
-    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a reserved name for a missing value.
+    If two folders have one key, the nearer counts. Hive writes %3A for a colon, a reserved name for a missing value.
     """
     values: dict[str, str | None] = {}
     for part in path.absolute().parts[:-1]:
@@ -148,7 +148,7 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
 
 def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
-    """Raises InputError naming the file for missing columns, with the columns in it, or for a repeated one."""
+    """Raises InputError, which names the file, for missing columns, with the columns found, or a repeated one."""
     counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:

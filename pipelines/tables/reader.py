@@ -1,7 +1,7 @@
 """Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each.
 
 Parquet is read here, other formats by ``delimited`` and ``jsonl``. Side tables are small tables beside the input files,
-looked up by a key, and by the time where their rows have one.
+looked up by a key, and also by time if their rows have one.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -76,8 +76,8 @@ def read_table_file(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    A column that the file lacks, and may lack, is null. In text formats, the columns of ``encoded`` are dictionaries.
-    Raises InputError: a missing column or a damaged file.
+    An optional column that the file lacks is null. In text formats, the columns of ``encoded`` are dictionaries.
+    Raises InputError for a missing column or a damaged file.
     """
     absent: list[str] = []
     if form.optional:
@@ -119,7 +119,7 @@ class SideTable:
 
     A row is valid from its time until the next row of its key; without times, a row is always valid.
     ``times`` are the distinct times, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
-    int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
+    int64 [K], is (index of the row's key) * (T + 1) + 1 + (index of its time), ascending.
     """
 
     key: str
@@ -262,7 +262,7 @@ def _json_lines(mapping: Mapping, wanted: Sequence[str], optional: Sequence[str]
 
 
 def _side_tables(mapping: Mapping, folder: Path, block_bytes: int) -> tuple[SideTable, ...]:
-    """Loads the side tables in a folder, those with columns that the mapping reads."""
+    """Loads the side tables in a folder, except tables without a column that the mapping reads."""
     tables = []
     for join in mapping.joins:
         form = join.input or mapping.input

@@ -143,7 +143,7 @@ def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: boo
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes what a killed ingest has committed. Raises InputError if other content is in the way."""
+    """Publishes the manifests that were committed. Raises InputError if one was published with other content."""
     if not state.publishing:
         return state
     for manifest in state.publishing:
@@ -155,7 +155,7 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
 
 
 def commit(log: Path, state: IngestState) -> IngestState:
-    """Commits an ingest and publishes its partitions."""
+    """Commits an ingest, publishes its partitions, and deletes the files of rows that are no longer held back."""
     _write_state(log, state)
     state = finish_publishing(log, state)
     named = {_STATE, *([] if state.held is None else [state.held.file])}
@@ -170,7 +170,7 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def digest_of(*parts: str) -> str:
-    """Returns a hash, for the name of a file, of the texts that its content depends on."""
+    """Returns a digest, for use in a file's name, of the texts that the file's content depends on."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

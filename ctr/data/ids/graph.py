@@ -57,9 +57,9 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
     """Computes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
-        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
-            text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent category
-            reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since 1970-01-01 UTC,
+        raw: one tensor for each of ``schema.inputs``: for a number, [N] of any numeric dtype, NaN where missing; for a
+            text, [N] strings (or integers, read as decimal text), empty where missing; if a multivalent category
+            reads it, also a RaggedTensor [N, None] of these; for the time, [N] int64 microseconds since 1970-01-01 UTC,
             negative where missing.
 
     Returns:
@@ -79,7 +79,7 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
             alike.setdefault(key, []).append(feature)
     results: dict[str, IdColumn] = {}
     for features in alike.values():
-        # In a few operations: a model that is served has few rows of many features.
+        # In few operations, as a served model gets few rows of many features.
         together = ids.hashed(
             operations, features, tf.stack([columns[feature.source] for feature in features])
         )
