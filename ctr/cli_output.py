@@ -18,7 +18,7 @@ from ctr.io.errors import INPUT, printable
 from ctr.io.log_lines import JsonLines, say
 from ctr.workers.reports import Report, Reporter, reporter_of
 
-LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
+LINE_SECONDS = 60.0  # between two lines of progress if there is no terminal
 
 JSON_KEY = "ctr.json"  # in a context of click: whether results are printed as JSON
 

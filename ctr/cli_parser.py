@@ -70,7 +70,7 @@ class _Choice(click.Choice[str]):
 class Command(click.Command):
     """A command that calls a function of a module of this package; the module is imported when the command is used.
 
-    ``bound``: the function's first arguments, which are no parameters of the command.
+    ``bound``: the function's first arguments, which are not parameters of the command.
     """
 
     def __init__(self, name: str, module: str, function: str, *bound: str, text: str = "") -> None:

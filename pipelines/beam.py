@@ -138,8 +138,8 @@ def run_pipeline(
 ) -> None:
     """Builds a pipeline and waits until it is done; a signal from ``stop``, called ten times a second, cancels it.
 
-    Raises InputError: a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached or
-    has failed.
+    Raises InputError if a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached
+    or has failed.
     """
     with _errors_of_runners(options):
         if _short_name(options) in _ON_A_JOB_SERVER:

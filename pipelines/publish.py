@@ -1,4 +1,4 @@
-"""Stages the shards and raw values of a partition, of tables or of events, for its manifest to name."""
+"""Stages a partition of tables or of events: its shards and raw values, which its manifest then names."""
 
 from pathlib import Path
 

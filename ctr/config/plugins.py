@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 
 def find_plugin(group: Group, name: str) -> type[StrictModel]:
-    """Imports the class of a plug-in. Raises InputError: none or several have the name, or it is no plug-in."""
+    """Imports the class of a plug-in. Raises InputError if none or several have the name, or it is no plug-in."""
     entry = _entry(group, name)
     try:
         plugin = entry.load()

@@ -81,7 +81,7 @@ def file_schema(kind: str, model: type[BaseModel]) -> Schema:
 def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path]:
     """Writes the schemas of all kinds of files, ``KIND.schema.json``; returns the files.
 
-    Raises InputError: the directory contains other files.
+    Raises InputError if the directory contains other files.
     """
     names = {f"{kind}{_SUFFIX}": kind for kind in models}
     check_output_folder(

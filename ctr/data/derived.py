@@ -16,7 +16,7 @@ from ctr.data.times import Duration, duration_us
 
 TIME_SOURCE = "time"  # name of a row's parsed time in a rule
 
-TIME_COLUMN = "time_us"  # raw column of that time: int64 microseconds since 1970 UTC; earlier times are missing
+TIME_COLUMN = "time_us"  # raw column of that time, int64 microseconds since 1970 UTC; missing before 1970
 
 Column = Annotated[str, Field(min_length=1, title="name of a column")]
 

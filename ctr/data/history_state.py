@@ -135,7 +135,7 @@ class Histories:
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
-        """Loads the latest stored histories; without any, starts at the first partition that matters."""
+        """Loads the latest stored histories; without any, starts at the first partition within their time span."""
         self._rows = dict.fromkeys(self._histories, NOTHING)
         self._at = min((part.start for part in manifests if part.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
@@ -201,7 +201,7 @@ def history_table(log: Path, name: str | None) -> pa.Table:
     """Returns the named feature's history, or the only one, at the end of the log, a row for each key.
 
     Its columns are ``key`` (string), ``values`` (list of strings, the latest last) and ``times`` (of their queries, in
-    microseconds). A server sends values that are at least ``after`` old. Raises InputError: the log has no such
+    microseconds). A server sends values that are at least ``after`` old. Raises InputError if the log has no such
     history, or does not store the raw values of the features that it names.
     """
     schema = read_schema(log)

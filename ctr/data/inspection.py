@@ -134,7 +134,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Summarizes a log in one pass; ``progress`` gets the newly read rows. Raises InputError if the log is damaged."""
+    """Summarizes a log in one pass; calls ``progress`` with the number of new rows. Raises InputError if damaged."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():

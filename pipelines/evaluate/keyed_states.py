@@ -20,7 +20,7 @@ class JoinedDifference(PredictionDifference):
     only_b: IntArray
 
     def add(self, joined: JoinedPredictions) -> None:
-        """Adds joined examples, each of them once."""
+        """Adds joined examples, each of which must be added only once."""
         self.update(joined.first, joined.second, joined.query_id)
         self.only_a += joined.only_first
         self.only_b += joined.only_second

@@ -63,7 +63,7 @@ class RowGroup:
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """Lists the row groups of files, folders and run directories by their footers. Raises InputError for a bad file."""
+    """Lists the row groups of files, folders and run directories. Raises InputError for a bad file."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):

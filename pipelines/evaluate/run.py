@@ -68,7 +68,7 @@ def evaluate(
     both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the summary
     of each day of query times, in UTC, by its date.
 
-    Raises InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
+    Raises InputError for no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)
@@ -101,10 +101,10 @@ def evaluate_difference(
 
     Returns:
         ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics
-        where there are no labels, with ``training`` as in `evaluate`. ``prediction_difference``:
+        if there are no labels, with ``training`` as in `evaluate`. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
         ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
-        (why; else None); None where the sets do not hold the same labeled examples.
+        (why; else None); None if the sets do not hold the same labeled examples.
 
     Raises:
         InputError: as `evaluate`, except that labels may be absent from all files of a set.

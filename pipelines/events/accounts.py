@@ -17,7 +17,7 @@ from ctr.pipelines.tables.input_files import natural_order
 from ctr.pipelines.tables.rejects import Reject, json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
-RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
+RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with this many events
 
 _MANY_DAMAGED = 8
 _REJECTS_KEPT = 1000
@@ -51,7 +51,7 @@ class UnitReport:
 
 
 def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
-    """Returns each kind's latest arrival in ``before`` advanced by more files, -1 before the first event.
+    """Returns each kind's latest arrival after more files, starting from ``before``; -1 before the first event.
 
     A file of few events that jumps by more than a year is ignored: its clock is wrong. Files count in the order of
     their names, so the result does not depend on how many are read at a time.

@@ -195,7 +195,7 @@ def watch_events(
 
 
 class _Job:
-    """Rounds of a batch over a spool."""
+    """Batch job: reads units into a spool, and publishes the closed partitions, in rounds."""
 
     threads = 2
 
@@ -315,7 +315,7 @@ class _Job:
 
 
 class _Watch(_Job):
-    """Rounds of a watch: remembers the files that were read, and when the last one of each kind was seen."""
+    """Watch job: also remembers the files that were read, and when the last one of each kind was seen."""
 
     threads = 1
 

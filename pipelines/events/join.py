@@ -105,7 +105,7 @@ def sample_joined(
 ) -> Joined:
     """Samples the examples by the rule and multiplies their weights by the importance weights (FF 3.3).
 
-    Raises InputError: an unknown feature or value, or a rule that requires a teacher's logit where there is none.
+    Raises InputError for an unknown feature or value, or a rule that requires a teacher's logit if there is none.
     """
     rows = joined.examples
     low_visibility = None
@@ -132,7 +132,7 @@ def sample_joined(
 
 
 def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> None:
-    """Raises RuntimeError if an event is not accounted for, which is a bug of this module, never of its input."""
+    """Raises RuntimeError if an event is not accounted for, which is a bug in this module, never in its input."""
     counters = joined.counters
     dropped = sum(counters[name] for name in NOT_PUBLISHED)
     fates = {kind: sum(counters[name] for name in fate_counters(kind)) for kind in joined.unmatched}

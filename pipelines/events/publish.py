@@ -9,7 +9,7 @@ Only its manifest is left for a later step to publish.
     LOG/unmatched/START-END-NAME.parquet  the same for events of the label NAME
     LOG/conflicting/START-END.parquet     impressions with the id of another one
     LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
-    LOG/values/                           the raw values of the examples, where the mapping asks for them
+    LOG/values/                           the raw values of the examples, if the mapping asks for them
 
 Shards, sidecar, values and side files of a partition exist before its manifest names them. Their content depends
 only on the partition's events, so any number of workers may write them any number of times.

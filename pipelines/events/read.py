@@ -1,7 +1,7 @@
 """Lists files of raw events, detects which are new and complete, and reads them as chunks of raw columns.
 
-A watch learns all files that were read from the reports in its spool; a stream knows only the last file,
-``ReadSoFar``, which is part of the runner's checkpoint.
+A watch has a report in its spool for every file that it has read; a stream knows only the last file, ``ReadSoFar``,
+which is part of the runner's checkpoint.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit
 
     Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
-    Raises InputError: a folder does not exist, or two files have the same name.
+    Raises InputError if a folder does not exist, or two files have the same name.
     """
     units: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:

@@ -95,7 +95,7 @@ def first_needed(mapping: EventMapping, log: Location) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """Returns the rules of a mapping. Raises InputError for durations that are not whole milliseconds, as in Beam."""
+    """Returns the rules of a mapping. Raises InputError for fractions of milliseconds, which Beam does not have."""
     rules = partition_rules(mapping)
     values = vars(rules) | {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
     for name, value in values.items():

@@ -9,7 +9,7 @@ events are accepted whenever and in whatever order files are read. Of a chunk of
 the present: an arrival that comes later than they do by more than a day, ``mapping.future`` and ten times the span of
 the middle eight tenths is in the future. (A shorter limit would refuse the last hours of a file of a week.) One that
 comes later by more than ``mapping.future`` is accepted, but moves no clock. The events of a smaller chunk are compared
-with those read before: more than a year later is the future. A record of Kafka has a timestamp to compare with.
+with earlier events: more than a year later is the future. A record of Kafka has a timestamp to compare with.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def prepare(
     clock_us: int = 0,
     stamps: np.ndarray | None = None,
 ) -> tuple[pa.Table, list[Reject]]:
-    """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
+    """Parses a chunk of raw events and transforms the features of impressions; returns good events and rejects.
 
     ``before`` is the last arrival read before this chunk, -1 for none; ``stamps`` [N] are the timestamps of records.
     An arrival earlier than ``clock_us`` is set to it. If the mapping names no arrivals, the events' times are used. If

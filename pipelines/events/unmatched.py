@@ -29,7 +29,7 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns a warning for each kind with over 0.5% early, late or orphaned events, with settings that would match.
+    """Returns a warning for each kind with over 0.5% early, late or orphaned events, with settings that match more.
 
     Reads the latest partitions with 100,000 clicks, a thousand at most, and the impressions from a day (the lookback,
     if longer) before them on. The events of each label are judged as clicks are.

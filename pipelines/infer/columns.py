@@ -1,6 +1,6 @@
 """Infers the kind of each column from its values alone, and its feature: category, number, list or text.
 
-A column that alone ranks the rows with an AUC near 1 is taken for a leak, recorded only after the label.
+A column that alone ranks the rows with an AUC near 1 is treated as a leak: recorded only after the label.
 """
 
 import ast
@@ -176,7 +176,7 @@ def _numbers(
 
 
 def decide_feature(column: Column, whole: bool = True) -> Decision:
-    """Decides which feature a column becomes, or why none; ``whole``: whether the sample is the whole table."""
+    """Decides which feature a column becomes, or why it is unused; ``whole``: whether the sample is the whole table."""
     texts = column.texts[:LOOKED]
     if not texts:
         return not_used("it has no values")
@@ -299,7 +299,7 @@ def _is_prose(texts: Sequence[str]) -> bool:
 
 
 def _with_points(column: Column) -> Column | None:
-    """Converts decimal commas to points; None if a value does not fit or all may separate thousands (``1,250``)."""
+    """Converts decimal commas to points; None if a value has none, or all may separate thousands (``1,250``)."""
     pattern, spelled = CASTS["decimal_comma"]
     matches = [match for text in column.texts if (match := re.match(pattern, text))]
     is_decimal = any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts)
@@ -359,7 +359,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
 
 
 def _round_step(size: float) -> float:
-    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 where ``size`` is out of range."""
+    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 if ``size`` is out of range."""
     if not 1e-20 < size < 1e20:
         return 0.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -367,7 +367,7 @@ def _round_step(size: float) -> float:
 
 
 def feature_name(column: str, taken: Collection[str]) -> str:
-    """Returns a feature's name, like the column's, that is not ``taken`` and is no column of a log.
+    """Returns a name for a column's feature that is neither ``taken`` nor reserved for a column of a log.
 
     Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """

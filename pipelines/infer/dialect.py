@@ -114,7 +114,7 @@ def find_table(path: Path, label: str | None) -> TableFiles:
 
 
 def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
-    """Returns the files of a folder, or of its subfolders where it holds none, and their glob."""
+    """Returns the files of a folder, or of its subfolders if it holds none, and their glob."""
     for below in ("", "**/"):
         inside = (path.relative_to(folder) for path in folder.glob(f"{below}*") if path.is_file())
         if paths := sorted(path for path in inside if not is_hidden(path)):

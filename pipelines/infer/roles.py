@@ -105,7 +105,7 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names. Raises InputError where the column is not a label."""
+    """Reads the label that ``--label`` names. Raises InputError if the column is not a label."""
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
@@ -155,7 +155,7 @@ def plain_label(column: Column) -> Label | None:
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
-    """Returns rules, as in ``--label``, that make a label of a column of few values, each with its positive share."""
+    """Returns rules, as for ``--label``, for a column of few values, each with its share of positive rows as text."""
     rules: list[str] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
@@ -168,7 +168,7 @@ def label_rules(column: Column) -> list[tuple[str, str]]:
     elif column.distinct > 1 and (is_text(column.array.type) or column.numbers is not None):
         rarest = np.argsort(column.counts, kind="stable")[: 1 if column.distinct == 2 else 3]
         texts = [column.texts[index] for index in rarest.tolist()]
-        # A text that is a number, or has spaces around it, stands in quotes.
+        # A text that is a number, or has spaces around it, is quoted.
         rules = [
             f'=="{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else f"=={text}" for text in texts
         ]
@@ -217,7 +217,7 @@ def time_readings(column: Column) -> list[TimeColumn]:
 
 
 def read_time(text: str, columns: Columns) -> TimeColumn:
-    """Reads the time that ``--time`` names. Raises InputError: no form fits, or several do and none is specified."""
+    """Reads the time that ``--time`` names. Raises InputError if no form fits, or several do and none is specified."""
     # A column may have = in its name.
     named = [column for column in columns if text == column or text.startswith(f"{column}=")]
     name = max(named, key=len, default=text.partition("=")[0])
@@ -267,7 +267,7 @@ def read_query(options: Options, columns: Columns) -> Column | None:
 
 
 def check_weight(name: str, columns: Columns) -> None:
-    """Raises InputError where the column that ``--weight`` names holds no weights."""
+    """Raises InputError if the column that ``--weight`` names does not hold weights."""
     column = find_column(name, columns, "--weight")
     try:
         _, bad = parse_weights(column.array)

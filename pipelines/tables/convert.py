@@ -164,7 +164,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
-    """Parses lists of numbers, or text, as float32 lists, empty if missing or bad. Raises InputError: other types."""
+    """Parses lists of numbers, or text, as float32 lists, empty if missing or bad. Raises InputError for bad types."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.float32())), np.zeros(len(column), bool)
     if is_text(column.type):
@@ -330,7 +330,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Parses ids as int64 [N]: integers, also as text (12.0 too), else a hash; 0 if missing. InputError: bad type."""
+    """Parses ids, int64 [N], 0 if missing: integers, also as text, else hashes. Raises InputError for other types."""
     kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing
@@ -349,7 +349,7 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
-    """Hashes tuples of int64s to [N] int64: the finalizer of splitmix64 over one part after the other."""
+    """Hashes tuples of int64s to int64 [N], applying splitmix64's finalizer to one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         bits = np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)

@@ -40,7 +40,7 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
 
 class _StrictQuotes:
-    """Replaces each line with malformed quotes, which a parser would accept, by an invalid one.
+    """Replaces each line with malformed quotes, which a parser would accept, with an invalid line.
 
     A parser then refuses that line for its number of fields, and reports its number. A value may be quoted (RFC 4180):
     the first quote begins a field, the last one is followed by a delimiter, a line end or nothing, and a quote within
@@ -166,7 +166,7 @@ def read_delimited(
     """Yields the wanted columns of a csv or tsv file, as binary with nulls; ``encoded`` columns as dictionaries.
 
     Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
-    hold line ends. Raises InputError: a column is missing, the file is damaged, or a record exceeds ``block_bytes``.
+    hold line ends. Raises InputError if a column is missing, the file is damaged, or a record exceeds ``block_bytes``.
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)

@@ -79,7 +79,7 @@ def checked_columns(
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
-        # Of a Parquet file, each batch comes with the values of its whole row group.
+        # In a Parquet file, the dictionary of each batch has the values of its whole row group.
         is_encoded = name in encoded and pa.types.is_dictionary(raw.type) and len(raw.dictionary) <= len(raw)
         columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
@@ -109,7 +109,7 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
 def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
-    """Reads the further labels of N rows with the times ``times``, int64 microseconds: int8 [N], null if unknown."""
+    """Reads the further labels of N rows at ``times`` (int64 microseconds), by column: int8 [N], null if unknown."""
     labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"

@@ -8,7 +8,7 @@ time of each stay in memory.
 
 A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
 back inside the log's folder (``ctr.pipelines.tables.state``) and merged with the rows of the next files, so that the
-log equals that of one ingest of all files.
+log equals the result of one ingest of all files.
 
 An ingest is committed in one step: if it is killed before that, it can be run again; if it is killed after that, the
 next one completes it. A file that is in the log is not added again.
@@ -164,7 +164,7 @@ def reject_rows(
 
 
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
-    """Describes the rows, of ``total``, in partitions (of ``length`` microseconds) that are published already."""
+    """Describes how many of ``total`` rows fall into published partitions (of ``length`` microseconds), and which."""
     files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
     numbers, counts = np.unique(files, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_NAMED]
@@ -212,7 +212,7 @@ class IngestResult:
         return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
-        """Formats the result in a line, followed by the unpublished rows, the reasons of rejects, and warnings."""
+        """Formats the result in a line, followed by the unpublished rows, the reasons for rejects, and warnings."""
         clicks = "no labels" if self.clicks is None else f"{self.clicks} clicks"
         text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
@@ -268,7 +268,7 @@ def ingest(
     Rows of the inputs arrive in the order of the inputs; without inputs, and unless ``append``, the rows held
     back are published.
 
-    Raises InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of
+    Raises InputError for no input or no example in it, a missing column, a damaged file, too many rejects, a log of
     another schema, or rows of partitions that are closed.
     """
     started = time.perf_counter()
@@ -294,7 +294,7 @@ class _Ingest:
     ) -> None:
         self._mapping, self._out, self._settings = mapping, out, settings
         state = read_state(out)
-        # What a killed ingest has committed but not published.
+        # The manifests that a killed ingest has committed but not published.
         self._completed = state.publishing
         self._state = state = finish_publishing(out, state)
         check_rules(out, state, rules_of(mapping))

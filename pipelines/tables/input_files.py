@@ -35,9 +35,9 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     """Lists the files of ``inputs``, in order: each file, and the files of each folder that match a pattern.
 
     The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its
-    name, or by its path below the input folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    name, or by its path below the input folder. Hidden files, whose names or folders begin with . or _, are left out,
     unless a pattern begins so. ``excluded`` are globs, relative to a file's folder, of side tables, which are no input.
-    Raises InputError: an input that does not exist, a folder without files, two files of one name.
+    Raises InputError for an input that does not exist, a folder without files, or two files of one name.
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}

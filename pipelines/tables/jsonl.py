@@ -1,6 +1,6 @@
 """Reads files of one JSON object a line, in blocks.
 
-A block goes through Arrow's parser if the result is certain to equal that of reading line by line; otherwise it is
+A block goes through Arrow's parser if the result is certain to be the same as when read line by line; otherwise it is
 read line by line, and malformed lines are rejected. So the rows do not depend on the division into blocks.
 """
 
@@ -45,7 +45,7 @@ class JsonlReader:
     _declared: dict[str, pa.DataType] = field(default_factory=dict)
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the filled lines of a file, numbered by line. Raises InputError where no line has a needed column."""
+        """Yields a file's non-empty lines, numbered by line. Raises InputError if no line has a needed column."""
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
@@ -194,8 +194,8 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 def _is_harmless(block: bytes, rows: int) -> bool:
     """Returns whether Arrow's parser can be trusted with a block of lines.
 
-    It crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and makes
-    a cell for every key in every row.
+    The parser crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and
+    makes a cell for every key in every row.
     """
     lines = block.split(b"\n")
     if max(line.count(b"[") + line.count(b"{") for line in lines) > _DEEPEST:

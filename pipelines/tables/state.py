@@ -85,7 +85,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
 
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
-    """Raises InputError where the rows of a log were ingested under other rules."""
+    """Raises InputError if the rows of a log were ingested under other rules."""
     for key in (state.rules | rules) if state.rules else ():
         before, now = state.rules.get(key, "none"), rules.get(key, "none")
         if before != now:
@@ -96,7 +96,7 @@ def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
 
 
 def check_published(log: Path, state: IngestState) -> None:
-    """Raises InputError where a published manifest is lost, but shards of its partition exist."""
+    """Raises InputError if a published manifest is lost, but shards of its partition exist."""
     present = {name.removesuffix(".json") for name in names_in(log / "manifests", ".json")}
     for name in sorted(set(state.published) - present):
         if any(shard.startswith(name) for shard in names_in(log / "shards", ".parquet")):
@@ -129,7 +129,7 @@ def read_state(log: Path) -> IngestState:
 def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: bool) -> list[SourceFile]:
     """Returns the files of an ingest; none are required if rows are held back or an ingest is unfinished.
 
-    Raises InputError: no files, or a log of other features.
+    Raises InputError for no files, or a log of other features.
     """
     check_log(log, mapping.feature_schema)
     if inputs:

@@ -1,9 +1,9 @@
 """Rules that compute the ids of each kind of feature, written once for Arrow and for TensorFlow.
 
 Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
-where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
+if ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
-(``ctr.data.value_arrays``); so do the numbers of a vector. A cross mixes the full 64-bit
+(``ctr.data.value_arrays``), as do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
 missing part counts as a distinct value, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
 part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finalizer ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
@@ -134,7 +134,7 @@ class FeatureIds:
 
 
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
-    """Computes ids from fingerprints of a feature, or of a stack of features, all of them or none with growing ids."""
+    """Computes ids from fingerprints of a feature, or of a stack of features, of which all or none have growing ids."""
     counts = [count - 1 for count in buckets if count is not None]
     # 0 means missing; the one value in 2^64 with this fingerprint takes the next id.
     return xp.bucket(prints, counts) if counts else xp.grown(prints)

@@ -68,5 +68,5 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
 def _text(value: RawValue) -> str:
     if isinstance(value, float):
         return float_text(value)
-    # As Arrow writes truth values.
+    # Booleans as Arrow writes them.
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -68,7 +68,7 @@ class Experiment:
 def read_experiment(folder: Path) -> Experiment:
     """Reads and compares everything that the folder of an experiment holds.
 
-    Raises InputError: the plan or the costs cannot be read, or a run read another log than the rest.
+    Raises InputError if the plan or the costs cannot be read, or a run read another log than the rest.
     """
     plan, costs = read_plan(folder), read_costs(folder)
     arms, late_from = measure_arms(folder, plan), begin_of_late(folder, plan)
