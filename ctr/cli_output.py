@@ -36,7 +36,7 @@ def connect() -> None:
 
 
 def report(kind: str, **content: Any) -> None:
-    """Reports to the process that started this worker, if any."""
+    """Reports to the process that started this worker, if any; except the first, workers report only some kinds."""
     # The other workers would repeat the first one's messages.
     if _launcher is not None and (_launcher.rank == 0 or kind in ("error", "joining")):
         _launcher.report(kind, **content)

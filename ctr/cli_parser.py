@@ -78,7 +78,7 @@ class Command(click.Command):
         self._target, self._bound = (module, function), bound
 
     def load(self) -> None:
-        """Imports the function, unless it is imported already."""
+        """Imports the function, unless it is imported already, and makes the help and the parameters from it."""
         if self.callback is not None:
             return
         module, function = self._target

@@ -128,7 +128,7 @@ def as_dataset(elements: Sequence[Any]) -> tf.data.Dataset:
 
 
 def run_ctr(*arguments: object) -> None:
-    """Runs a command of ctr."""
+    """Runs a command of ctr; ends this process if it fails."""
     if status := ctr([str(argument) for argument in arguments]):
         raise SystemExit(status)
 

@@ -209,7 +209,7 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
 
 
 def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:
-    """Reads, changes and validates a YAML file as ``model``; without a file, the defaults are changed."""
+    """Reads a YAML file (or no file: the defaults), applies ``settings``, and validates the result as ``model``."""
     content = read_yaml(path, what) if path is not None else {}
     where = f"{what} {path}" if path is not None else "settings"
     return parse_model(model, apply_settings(content, settings), where)

@@ -19,7 +19,7 @@ _WHAT: dict[Group, str] = {"ctr.losses": "loss", "ctr.models": "network", "ctr.f
 
 
 class Origin(NamedTuple):
-    """The package that a plug-in comes from."""
+    """Name and version of the package that a plug-in comes from."""
 
     package: str
     version: str

@@ -182,7 +182,7 @@ def field_meanings(model: type) -> dict[str, str]:
 
 
 def summary(model: type) -> str:
-    """Returns a class's description from its docstring."""
+    """Returns a class's description: its docstring up to ``Attributes:``, on one line."""
     text = inspect.cleandoc(vars(model).get("__doc__") or "")
     return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
 

@@ -96,7 +96,7 @@ class Histories:
         return dict(self._rows)
 
     def save(self) -> None:
-        """Stores the histories at the end of the log, at most once per thirtieth of the time that they span."""
+        """Stores the histories at the end of the log, at most about 30 times within the time that they span."""
         if not self._histories:
             return
         self.at_end()

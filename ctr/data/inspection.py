@@ -236,7 +236,7 @@ class _Pass:
         self.weight = self.clicked_weight = 0.0
 
     def add(self, every: Rows) -> None:
-        """Adds rows of whole queries."""
+        """Adds rows of whole queries to the totals."""
         rows = every.keep(every.fault == 0)
         self.faulty += len(every) - len(rows)
         if not len(rows):

@@ -269,7 +269,7 @@ def check_order(table: pa.Table, where: str) -> np.ndarray:
 
 
 def key_at(table: pa.Table, row: int) -> Key:
-    """Returns the key of a row; -1 is the last one."""
+    """Returns (query_time, query_id, example_id) of a row; -1 is the last one."""
     time, query, example = (int(table.column(name)[row].as_py()) for name in KEY_COLUMNS)
     return time, query, example
 

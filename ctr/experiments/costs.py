@@ -28,7 +28,7 @@ _ARMS_AT_ONCE = 8  # arms beside the baseline in one process, which holds all th
 def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outcome]:
     """Writes the costs of each arm with a finished run; only counts operations unless ``timing``.
 
-    Returns why arms were not measured, by group of names.
+    Returns the failures of measurements, by the names of their arms.
     """
     summaries = {
         name: next(filter(None, (folders.read(run.folder, "summary.json") for run in runs)), {})

@@ -44,7 +44,7 @@ ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]+$")]  # st
 
 
 class PlannedRun(Record):
-    """Run of an arm; ``folder`` is relative to the experiment's."""
+    """Run of an arm; ``folder`` is relative to the experiment's folder."""
 
     seed: int
     folder: Inside

@@ -22,7 +22,7 @@ from ctr.training.inputs import Inputs, open_inputs
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls of an experiment."""
+    """Calls of an experiment: of its teachers, samplings, arms and retrains."""
 
     teachers: dict[str, Call] = field(default_factory=dict)  # by sidecar
     samplings: dict[str, Call] = field(default_factory=dict)

@@ -376,5 +376,5 @@ def delete_version(path: Path) -> None:
 
 
 def version_number(path: Path) -> int:
-    """Returns the number of one of ``versions``."""
+    """Returns the number of a version's folder, as listed by ``versions``."""
     return int(path.name)

@@ -257,7 +257,7 @@ def sync(
     follow_seconds: float | None = None,
     progress: _Progress = lambda files: None,
 ) -> int:
-    """Copies the files that differ from ``source`` to ``target``, folders or addresses; returns their number.
+    """Copies the files of ``source`` that ``target`` lacks or has otherwise, folders or addresses; returns how many.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.

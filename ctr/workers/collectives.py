@@ -71,7 +71,7 @@ class Workers:
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums floating-point tensors of one dtype elementwise; their shapes may differ from call to call."""
+        """Sums floating-point tensors of one dtype over all workers; their shapes may differ from call to call."""
         if self.size == 1 or not tensors:
             return list(tensors)
         # One message instead of many: each has its latency.
@@ -90,7 +90,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums like ``all_reduce``, with a gradient that is right if all workers compute the same from the sum."""
+        """Sums like ``all_reduce``, with a gradient that is correct if all workers compute the same from the sum."""
         if self.size == 1:
             return list(tensors)
 
@@ -131,7 +131,7 @@ class Workers:
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums int32 [N] elementwise, where all sums must fit into int32; between two steps."""
+        """Sums int32 [N] over all workers; all sums must fit into int32; only between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.timeout(is_patient=True):

@@ -73,7 +73,7 @@ class _Worker(NamedTuple):
 
 @dataclass
 class _Heard:
-    """What workers have reported, by rank: errors, the start of joining, and since when a worker is stopped."""
+    """State of the workers: errors by rank, ranks that have begun to join, and since when a worker is stopped."""
 
     errors: dict[int, str] = field(default_factory=dict)
     passing: set[int] = field(default_factory=set)  # workers with a passing fault other than a lost one

@@ -30,7 +30,7 @@ def run_evaluate(
     beam_options: str = "",
     by_day: bool = False,
 ) -> dict[str, Any]:
-    """Measures predictions (`evaluate`), or compares `against` with them as baseline (`evaluate_difference`)."""
+    """Measures predictions (`evaluate`) or compares `against` with them (`evaluate_difference`); silences Beam."""
     if against is not None and by_day:
         raise InputError("--by-day: not with --against; allowed: one set of predictions")
     options: Sequence[str] = ()

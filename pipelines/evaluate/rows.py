@@ -63,7 +63,7 @@ class RowGroup:
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """Lists the row groups of files, folders and run directories. Raises InputError for a bad file."""
+    """Lists the row groups in the footers of files, folders and run directories. Raises InputError for a bad file."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):
@@ -173,7 +173,7 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
-    """Returns the row groups of each UTC day of query times, keyed by date. Raises InputError for bad query times."""
+    """Returns the row groups of each UTC day of query times, by ISO date. Raises InputError for bad query times."""
     days: dict[int, list[RowGroup]] = {}
     spans: dict[Path, tuple[int, int]] = {}
     for group in groups:

@@ -2,7 +2,7 @@
 
 The functions of this package work on a temporary folder, whose files are copied from and to the address. A file
 appears under its name when it is complete; manifests follow the files that they name. An existing manifest or record
-with other content is an error. These file systems cannot create a file exclusively: only one job may write a log.
+with other content is an error. These file systems create no file exclusively: only one job at a time may write a log.
 """
 
 import contextlib

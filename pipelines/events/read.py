@@ -33,7 +33,7 @@ _UNIT_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Version:
-    """Size and time of a file, which distinguish its content from an earlier or later version."""
+    """Size and modification time of a file, which distinguish its content from an earlier or later version."""
 
     size: int = 0
     modified_ns: int = 0

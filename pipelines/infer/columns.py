@@ -299,7 +299,7 @@ def _is_prose(texts: Sequence[str]) -> bool:
 
 
 def _with_points(column: Column) -> Column | None:
-    """Converts decimal commas to points; None if a value has none, or all may separate thousands (``1,250``)."""
+    """Converts decimal commas to points; None if a value does not fit or all may separate thousands (``1,250``)."""
     pattern, spelled = CASTS["decimal_comma"]
     matches = [match for text in column.texts if (match := re.match(pattern, text))]
     is_decimal = any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts)

@@ -66,7 +66,7 @@ class TableFiles:
 
 
 def find_table(path: Path, label: str | None) -> TableFiles:
-    """Determines the format of a file, or of a folder's files, whose header names the column of the rule ``label``.
+    """Finds a table's files and their format; ``label`` is the rule whose column the header should name.
 
     Raises InputError for files that are not a table, or are several tables.
     """

@@ -33,7 +33,7 @@ _DECILE_RATIOS = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment and its results."""
+    """An experiment: its plan, the table of its results, and the parts that are missing."""
 
     plan: Plan
     table: pd.DataFrame

@@ -81,7 +81,7 @@ class FamilyBias:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run of an arm."""
+    """Metrics of a finished run of an arm, and the calibration of its slices."""
 
     folder: Path
     estimates: Mapping[str, Estimate]  # of `CHANGED`

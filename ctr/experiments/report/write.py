@@ -58,7 +58,7 @@ def as_text(experiment: Experiment) -> str:
 
 
 def experiment_context(experiment: Experiment) -> PageContext:
-    """Returns the content of the page about an experiment."""
+    """Returns the content of an experiment's HTML page."""
     plan = experiment.plan
     marks = [arm.name for arm in plan.arms if arm.of is None]
     lead = [
