@@ -128,7 +128,7 @@ class Call:
 
 
 def settings_key(config: StrictModel) -> str:
-    """Hashes the non-default values of a configuration, so that a new key keeps the hash."""
+    """Hashes the non-default values of a configuration, so that adding keys does not change the hash."""
     content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 

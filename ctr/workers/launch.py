@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """Plan of a launch, with callbacks for its progress."""
+    """Command, limits and environment of the workers to launch, with callbacks for their progress."""
 
     command: Sequence[str]
     size: int

@@ -44,7 +44,7 @@ class Experiment:
     missing: list[str]  # missing runs and skipped comparisons, with reasons
 
     def as_json(self) -> str:
-        """Returns everything as JSON; null where undefined."""
+        """Returns the plan, the results and the missing parts as JSON text; undefined numbers are null."""
         content = {
             **self.plan.model_dump(exclude={"arms"}),
             "late_from": self.late_from,
