@@ -281,8 +281,8 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that yields ``RawEvents`` from the mapping with a pinned teacher. All workers must
-    see the log by its path or address. ``stop``, called ten times a second, cancels the job. Set ``drain`` if the source
-    ends. Raises InputError for an unsuitable runner, another mapping's log, many rejects, or lost impressions.
+    see the log by its path or address. ``stop``, called ten times a second, cancels the job. Set ``drain`` if the
+    source ends. Raises InputError for an unsuitable runner, another mapping's log, many rejects, or lost impressions.
     """
     if runs_in_this_process(options) and not drain:
         raise InputError(
