@@ -1,4 +1,4 @@
-"""``python -m ctr``."""
+"""Entry point of ``python -m ctr``."""
 
 import sys
 

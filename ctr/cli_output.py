@@ -18,7 +18,7 @@ from ctr.io.errors import INPUT, printable
 from ctr.io.log_lines import JsonLines, say
 from ctr.workers.reports import Report, Reporter, reporter_of
 
-LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
+LINE_SECONDS = 60.0  # between two lines of progress if there is no terminal
 
 JSON_KEY = "ctr.json"  # in a context of click: whether results are printed as JSON
 
@@ -36,7 +36,7 @@ def connect() -> None:
 
 
 def report(kind: str, **content: Any) -> None:
-    """Reports to the process that started this worker, if any."""
+    """Reports to the process that started this worker, if any; except the first, workers report only some kinds."""
     # The other workers would repeat the first one's messages.
     if _launcher is not None and (_launcher.rank == 0 or kind in ("error", "joining")):
         _launcher.report(kind, **content)

@@ -70,7 +70,7 @@ class _Choice(click.Choice[str]):
 class Command(click.Command):
     """A command that calls a function of a module of this package; the module is imported when the command is used.
 
-    ``bound``: the function's first arguments, which are no parameters of the command.
+    ``bound``: the function's first arguments, which are not parameters of the command.
     """
 
     def __init__(self, name: str, module: str, function: str, *bound: str, text: str = "") -> None:
@@ -78,7 +78,7 @@ class Command(click.Command):
         self._target, self._bound = (module, function), bound
 
     def load(self) -> None:
-        """Imports the function, unless it is imported already."""
+        """Imports the function, unless it is imported already, and makes the help and the parameters from it."""
         if self.callback is not None:
             return
         module, function = self._target

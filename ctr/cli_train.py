@@ -22,7 +22,7 @@ from ctr.workers.seats import read_place
 if TYPE_CHECKING:
     from ctr.training.follow import Followed
 
-_Worker: TypeAlias = Any  # what ``read_place`` returns: among the workers of a cluster, or None
+_Worker: TypeAlias = Any  # result of ``read_place``: this process's seat or cluster, or None
 _TIMEOUT_SECONDS = 60.0
 # To load TensorFlow and to look at the log takes far less.
 _START_SECONDS = 600.0
@@ -111,7 +111,7 @@ def train(options: Options) -> None:
         else:
             summary = _pass(options, config, worker, begun)
     except LearningError as failure:
-        # Of a run that learned nothing, the first worker prints the results before the command fails.
+        # If a run learned nothing, the first worker prints its results before the command fails.
         if failure.summary is not None and is_first:
             print_result(failure.summary, summary_text(run, failure.summary))
         raise

@@ -18,7 +18,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
     """Imports TensorFlow without its notices, which ignore the log level, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
-    TensorFlow itself. Code that uses ``tf.keras`` later still gets it. A command that trains caches compiled loops.
+    TensorFlow itself. Code that uses ``tf.keras`` later still gets it. With ``keeps_loops``, caches compiled loops.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     printed = b""
@@ -66,7 +66,7 @@ def importing() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_keras() -> Iterator[None]:
     hidden = {name for name in ("keras", "tf_keras") if name not in sys.modules}
-    # So that importing it raises ImportError, which TensorFlow expects where there is no Keras.
+    # Importing it then raises ImportError, which TensorFlow expects if there is no Keras.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield

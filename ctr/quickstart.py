@@ -1,4 +1,4 @@
-"""Steps of ``ctr quickstart``: from a table to a trained model without a mapping and a configuration.
+"""Steps of ``ctr quickstart``: from a table to a trained model, without a mapping or configuration by the user.
 
 ::
 
@@ -70,10 +70,10 @@ def run_quickstart(
 ) -> dict[str, Any]:
     """Writes a mapping, ingests, trains and writes the report; skips steps whose results exist.
 
-    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: the use of each; ``strongest``: of the
-    strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
+    Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: the use of each; ``strongest``: ``column``
+    and ``auc`` of the strongest columns; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
     same steps as commands. With ``dry_run`` it stops at the mapping; returns ``mapping``, ``columns`` and ``commands``.
-    Raises InputError: an unreadable table, a missing or impossible role, an output directory of another
+    Raises InputError for an unreadable table, a missing or impossible role, an output directory of another
     table, or as ``ctr ingest`` and ``ctr train`` do.
     """
     check_output_folder(out, "a quickstart", lambda path: (path / RECORD).is_file())
@@ -109,7 +109,7 @@ def run_quickstart(
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
-    """Formats the end of the command for people: metrics, the commands that repeat each step, and the report."""
+    """Formats the final output of the command: metrics, the commands that repeat each step, and the report."""
     lines = [summary_text(out / RUN, result["summary"])]
     strongest = strongest_text([(column["column"], column["auc"]) for column in result["strongest"]])
     lines += [strongest] if strongest else []

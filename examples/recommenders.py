@@ -19,7 +19,7 @@ IDS, FEATURES, WIDTH = 50, 3, 8
 
 
 class ClickModel(tfrs.Model):
-    """Embeddings, two low-rank crosses, a deep layer."""
+    """DCNv2: embeddings, two low-rank crosses, and a deep layer on top."""
 
     def __init__(self) -> None:
         super().__init__()

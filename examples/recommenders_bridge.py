@@ -1,11 +1,11 @@
-"""A log and a run of ctr in tensorflow-recommenders, and back: four things, on a small simulated log.
+"""Uses a log and a run of ctr in tensorflow-recommenders, and back, in four steps on a small simulated log.
 
 1. `Ranking` of tensorflow-recommenders learns from the log: AdaGrad for embedding rows, Shampoo for the rest.
 2. A run of `ctr train` becomes a `tfrs.Model` with the same predictions.
-3. That model goes on with the log's next part, by the logistic and ranking losses of ctr.
+3. That model continues on the log's next part, with the logistic and ranking losses of ctr.
 4. `ctr evaluate` measures them all on the last part, which none of them has seen.
 
-The learning rates were chosen on this log, so what is printed shows that all of it works and compares nothing.
+The learning rates were chosen on this log, so the output shows that everything works; it is no comparison of methods.
 
 pip install "path/to/checkout[train,tfrs]"
 python examples/recommenders_bridge.py [FOLDER]
@@ -59,12 +59,12 @@ class Embeddings(tf.keras.layers.Layer):
 
 
 def side_by_side(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`Ranking` squeezes embeddings; where batches differ in size, that loses their shapes."""
+    """Concatenates embeddings, with their shapes, which `Ranking` loses if batches differ in size."""
     return tf.concat([tf.ensure_shape(part, [None, WIDTH]) for part in parts], axis=1)
 
 
 def make_ranking(features: Sequence[str]) -> tfrs.experimental.models.Ranking:
-    """A DCN that returns logits."""
+    """Makes a DCN that returns logits."""
     mlp, interaction = (
         tfrs.layers.blocks.MLP,
         [tf.keras.layers.Lambda(side_by_side), tfrs.layers.dcn.Cross(8)],
@@ -79,7 +79,7 @@ def make_ranking(features: Sequence[str]) -> tfrs.experimental.models.Ranking:
 
 
 class RankedModel(RecommendersModel):
-    """The model of a run, by (1 - a) L_logistic + a L_rank over the pairs of each query."""
+    """The model of a run, with the loss (1 - a) L_logistic + a L_rank over the pairs of each query."""
 
     def compute_loss(self, inputs: tuple[Any, Any], training: bool = False) -> tf.Tensor:
         ids, targets = inputs
@@ -91,7 +91,7 @@ class RankedModel(RecommendersModel):
 
 
 def composite(model: Any, rate: float) -> tfrs.experimental.optimizers.CompositeOptimizer:
-    """AdaGrad for the rows of tables, Shampoo for dense variables."""
+    """Makes an optimizer: AdaGrad for the rows of tables, Shampoo for dense variables."""
     rows = tf.keras.optimizers.Adagrad(rate, initial_accumulator_value=1e-4)
     return tfrs.experimental.optimizers.CompositeOptimizer(
         [
@@ -102,7 +102,7 @@ def composite(model: Any, rate: float) -> tfrs.experimental.optimizers.Composite
 
 
 def ranking_features(schema: Schema, rows: Rows) -> dict[str, Any]:
-    """The inputs of `Ranking`: ids of single-valued features, and the time of day."""
+    """Returns the inputs of `Ranking`: ids of single-valued features, and the time of day."""
     angle = (rows.query_time / 86_400e6 % 1 * 2 * np.pi)[:, np.newaxis]
     dense = np.concatenate([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
     sparse = {name: tf.constant(rows.ids[:, place]) for place, name in enumerate(schema.single_valued)}
@@ -110,13 +110,13 @@ def ranking_features(schema: Schema, rows: Rows) -> dict[str, Any]:
 
 
 def targets_of(rows: Rows) -> dict[str, tf.Tensor]:
-    """Labels, weights and pairs, as the losses of ctr take them."""
+    """Returns labels, weights and pairs, as the losses of ctr take them."""
     made = make_targets(OBJECTIVE, [], rows, np.zeros(len(rows), np.int64), len(rows))
     return {name: tf.constant(values) for name, values in made.items()}
 
 
 def as_dataset(elements: Sequence[Any]) -> tf.data.Dataset:
-    """Batches of different sizes, one after the other."""
+    """Makes a dataset of batches of different sizes, in order."""
 
     def spec(value: Any) -> Any:
         if isinstance(value, tf.RaggedTensor):
@@ -128,19 +128,19 @@ def as_dataset(elements: Sequence[Any]) -> tf.data.Dataset:
 
 
 def run_ctr(*arguments: object) -> None:
-    """Runs a command of ctr."""
+    """Runs a command of ctr; ends this process if it fails."""
     if status := ctr([str(argument) for argument in arguments]):
         raise SystemExit(status)
 
 
 def write_predictions(path: Path, rows: Rows, logit: np.ndarray) -> None:
-    """The columns that `ctr evaluate` reads."""
+    """Writes the columns that `ctr evaluate` reads."""
     names = ("example_id", "query_id", "label", "metric_weight")
     pq.write_table(pa.table({**{name: getattr(rows, name) for name in names}, "logit": logit}), path)
 
 
 def main(folder: Path) -> None:
-    """Does the four things, below a new folder."""
+    """Does the four steps, inside ``folder``."""
     log, run = folder / "log", folder / "run"
     run_ctr("simulate", "--out", log, "--examples", EXAMPLES, "--quiet")
     schema, manifests = read_schema(log), read_manifests(log)
@@ -162,7 +162,7 @@ def main(folder: Path) -> None:
         folder / "ranking.parquet", held_out, ranking(ranking_features(schema, held_out)).numpy()
     )
 
-    # What is carried over is the network, here the only expert: its logits are those of ctr.
+    # The network is carried over, here the only expert: its logits equal ctr's.
     settings = (f"time_range.end={format_time(begin)}", "compute_dtype=float32", "model.experts=[network]")
     run_ctr("train", log, "--out", run, *(part for one in settings for part in ("--set", one)), "--quiet")
     model = RankedModel.from_run(run)

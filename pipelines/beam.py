@@ -1,4 +1,4 @@
-"""Parses Beam's options as a user writes them, and builds and runs pipelines; faults are refused in one line."""
+"""Parses Beam's options as a user writes them, and runs pipelines; errors become one-line InputErrors."""
 
 # mypy: allow-untyped-calls
 
@@ -37,14 +37,14 @@ _RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, 
 # Names of runners as Beam reads them: in lower case, with or without "runner" at the end.
 _IN_THIS_PROCESS = {"bundlebaseddirect", "direct", "fnapi", "switchingdirect"}
 _ON_A_JOB_SERVER = {"flink", "kafkastreams", "portable", "prism", "spark"}
-# Without LOOPBACK, for which this process would listen: Beam's servers do so on all networks, without a password.
+# No LOOPBACK: this process would have to listen, and Beam's servers do so on all networks, without a password.
 _ENVIRONMENTS = ("DOCKER", "EXTERNAL", "PROCESS")
 _CONNECT_SECONDS = 10
 _CANCEL_SECONDS = 60
 
 
 class _JobServerOptions(PipelineOptions):
-    """Options of Beam in Python or its job server; any other option is refused."""
+    """Pipeline options that refuse any option unknown to both Beam's Python SDK and its job server."""
 
     def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:
@@ -59,15 +59,15 @@ class _JobServerOptions(PipelineOptions):
 def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
     """Parses Beam's options such as ``--runner=...``; by default Beam runs inside this process.
 
-    That runner has one worker, in memory. Raises InputError: an unknown option of Beam, or one with which
-    Beam would start a server on this machine.
+    The default runner has one worker, in memory. Raises InputError for an option that Beam does not know or with
+    which it would start a server on this machine, and for a job server without an address.
     """
     text = shlex.join(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             options = PipelineOptions(list(arguments))
-            # Reads all of them; otherwise that comes later, one group after another.
+            # Parses all options now; Beam would do so later, one group after another.
             if _short_name(options) in _ON_A_JOB_SERVER:
                 options = _JobServerOptions(list(arguments))
                 options.get_all_options()
@@ -89,7 +89,7 @@ def _refuse_unknown(parser: Any, arguments: Sequence[str]) -> None:
 
 
 def _refuse_servers(options: PipelineOptions) -> None:
-    """Raises InputError for options with which Beam would listen, on all networks, for workers or jobs."""
+    """Raises InputError for options with which Beam would listen on networks; sets a job server's environment."""
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     if direct.direct_running_mode != "in_memory" or direct.direct_num_workers != 1:
         mode = f"--direct_running_mode={direct.direct_running_mode}"
@@ -138,8 +138,8 @@ def run_pipeline(
 ) -> None:
     """Builds a pipeline and waits until it is done; a signal from ``stop``, called ten times a second, cancels it.
 
-    Raises InputError: a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached or
-    has failed.
+    Raises InputError if a worker raised one, the options fit no runner, or the runner cannot start, cannot be reached
+    or has failed.
     """
     with _errors_of_runners(options):
         if _short_name(options) in _ON_A_JOB_SERVER:

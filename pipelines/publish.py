@@ -1,4 +1,4 @@
-"""Publisher of tables and of events: stages the shards and raw values of a partition, which its manifest then names."""
+"""Stages a partition of tables or of events: its shards and raw values, which its manifest then names."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ def stage(
     histories: Histories | None = None,
     counters: dict[str, int] | None = None,
 ) -> Manifest:
-    """Stages the rows of a partition, sorted, with the settings of a mapping.
+    """Stages the rows of a partition, which must be sorted, with the settings of a mapping.
 
-    With ``histories``, fills their columns, and later partitions see these rows. Raw values are stored if the rows
-    have their columns. Raises InputError as ``stage_partition`` does.
+    With ``histories``, fills the history columns, and adds these rows for later partitions. Raw values are stored if
+    the rows have their columns. Raises InputError as ``stage_partition`` does.
     """
     end = start + duration_us(mapping.partition)
     schema = mapping.feature_schema
@@ -49,7 +49,7 @@ def stage(
 def stage_with_histories(
     log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest
 ) -> Manifest:
-    """Stages a partition again, with its histories, and deletes the shards without them."""
+    """Stages a partition again with its histories filled, and deletes the shards staged without them."""
     schema = mapping.feature_schema
     rows = [read_shard(log, entry, schema) for entry in manifest.shards]
     table = pa.concat_tables(rows or [shard_schema(schema).empty_table()])

@@ -20,7 +20,7 @@ _BUFFER_BYTES = 128 << 20
 
 @contextmanager
 def spill_folder(log: Path) -> Iterator[Path]:
-    """Yields a new temporary folder inside ``log``, removed at the end in any case.
+    """Yields a new temporary folder inside ``log``, which is always removed at the end.
 
     A process that is killed leaves its folder behind, and the next one removes it. The folder of a living process is
     protected by a lock.

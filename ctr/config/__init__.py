@@ -40,7 +40,7 @@ def _refuse_address(value: Any) -> Any:
     return value
 
 
-# A text is a path; before it becomes one, since that would take the second slash of an address away.
+# Checked as text, since the conversion to a path would remove the second slash of an address.
 AnyPath = Annotated[Path, Field(strict=False), BeforeValidator(_refuse_address)]
 """Type of every key that is a path."""
 
@@ -123,7 +123,7 @@ def describe_validation_error(
             # The message names the options that are concerned.
             message = fault["msg"].removeprefix("Value error, ")
         else:
-            # As it was written: a list, not the tuple that was made of it.
+            # The value as written: a list, not the tuple that was made from it.
             received = repr(to_jsonable_python(fault["input"], fallback=repr))
             message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"
         faults.append(f"{path}: {message}")
@@ -209,7 +209,7 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
 
 
 def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:
-    """Reads, changes and validates a YAML file as ``model``; without a file, the defaults are changed."""
+    """Reads a YAML file (or no file: the defaults), applies ``settings``, and validates the result as ``model``."""
     content = read_yaml(path, what) if path is not None else {}
     where = f"{what} {path}" if path is not None else "settings"
     return parse_model(model, apply_settings(content, settings), where)

@@ -19,14 +19,14 @@ _WHAT: dict[Group, str] = {"ctr.losses": "loss", "ctr.models": "network", "ctr.f
 
 
 class Origin(NamedTuple):
-    """The package that a plug-in comes from."""
+    """Name and version of the package that a plug-in comes from."""
 
     package: str
     version: str
 
 
 def find_plugin(group: Group, name: str) -> type[StrictModel]:
-    """Imports the class of a plug-in. Raises InputError: none or several have the name, or it is no plug-in."""
+    """Imports the class of a plug-in. Raises InputError if none or several have the name, or it is no plug-in."""
     entry = _entry(group, name)
     try:
         plugin = entry.load()

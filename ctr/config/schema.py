@@ -81,7 +81,7 @@ def file_schema(kind: str, model: type[BaseModel]) -> Schema:
 def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path]:
     """Writes the schemas of all kinds of files, ``KIND.schema.json``; returns the files.
 
-    Raises InputError: the directory contains other files.
+    Raises InputError if the directory contains other files.
     """
     names = {f"{kind}{_SUFFIX}": kind for kind in models}
     check_output_folder(
@@ -182,7 +182,7 @@ def field_meanings(model: type) -> dict[str, str]:
 
 
 def summary(model: type) -> str:
-    """Returns a class's description from its docstring."""
+    """Returns a class's description: its docstring up to ``Attributes:``, on one line."""
     text = inspect.cleandoc(vars(model).get("__doc__") or "")
     return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
 

@@ -1,4 +1,4 @@
-"""Options of Shampoo in a configuration: all but ``rows``, starting from a preset's."""
+"""Options of Shampoo in a configuration: all but ``rows``, with the default values of a preset."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -57,4 +57,4 @@ ShampooKey = Annotated[
     BeforeValidator(_shampoo_options, json_schema_input_type=_ShampooKeys),
     PlainSerializer(_written),
 ]
-"""Type of the key."""
+"""Type of the configuration key ``optimizer.dense.shampoo``."""

@@ -1,4 +1,4 @@
-"""Batches of whole queries, and the queries of a second log that go with them.
+"""Packs whole queries into batches, and reads the queries of a second log beside them.
 
 A query never straddles two batches: the labels of its first impressions would leak, through the update between the
 two, into the predictions of its last.
@@ -27,15 +27,15 @@ class LargeQuery(NamedTuple):
 class Batch:
     """Whole queries: good rows, the faulty rows among them, and the position in the log after all of these.
 
-    ``last`` is the last query; it may be omitted.
+    ``last`` is the time and id of the last query; None: they are taken from the rows.
     """
 
     rows: Rows
     rejects: Rows
     end: int
     last: Sequence[int] | None = None
-    is_new: bool = True  # they are scored for the first time, which makes the predictions of record
-    has_labels: bool = True  # they are learned from
+    is_new: bool = True  # whether they are scored for the first time, for the predictions of record
+    has_labels: bool = True  # whether they are learned from
     # For each constraint log, by number from 1 on, its rows that are learned together with these.
     others: Mapping[int, "Batch"] = field(default_factory=dict)
 
@@ -77,9 +77,9 @@ class Batch:
 
 
 QUICK, QUICK_ROWS = 11585, 1024
-"""After n rows, batches that grow may have (n / ``QUICK``)^2 rows whatever their share, up to ``QUICK_ROWS``.
+"""After n rows, growing batches may have (n / ``QUICK``)^2 rows whatever ``growth`` says, up to ``QUICK_ROWS``.
 
-Rounded down to a power of four, for which few shapes are compiled.
+The number is rounded down to a power of four, so that few shapes are compiled.
 """
 
 

@@ -16,7 +16,7 @@ from ctr.data.times import Duration, duration_us
 
 TIME_SOURCE = "time"  # name of a row's parsed time in a rule
 
-TIME_COLUMN = "time_us"  # raw column of that time: int64 microseconds since 1970 UTC; before it is missing
+TIME_COLUMN = "time_us"  # raw column of that time, int64 microseconds since 1970 UTC; missing before 1970
 
 Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
@@ -33,7 +33,7 @@ class ColumnRule(StrictModel):
     probes: ClassVar[tuple[str, ...]] = ()
 
     def of_text(self, text: str) -> str:
-        """Computes the text of a row, at ingestion; called once for each distinct value."""
+        """Converts the text of a row, at ingestion; called once for each distinct value."""
         raise NotImplementedError
 
     def of_tensor(self, texts: Any) -> Any:
@@ -103,7 +103,7 @@ class Derived(ShortModel):
 
     @property
     def periods(self) -> tuple[int, int, int]:
-        """Returns length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        """Returns length (microseconds), shift and count of ``(time // length + shift) % count``; count 0: no ``%``."""
         if self.part is not None:
             # 1970-01-01 was a Thursday; Monday is 0.
             return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)

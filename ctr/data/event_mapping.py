@@ -253,7 +253,7 @@ class EventMapping(ShortModel):
 
     @property
     def windows_us(self) -> dict[str, tuple[int, int]]:
-        """Returns the window and the late window of the events of clicks and of each label, in microseconds."""
+        """Returns the window and the late window of clicks and of each label's events, in microseconds, by kind."""
         windows = {"clicks": self.click_window} | {name: label.window for name, label in self.labels.items()}
         return {
             kind: (duration_us(window), duration_us(self.late_window or window))

@@ -1,4 +1,4 @@
-"""Kinds of features: the source of the values of each, and its buckets, width and tower.
+"""Kinds of features, each with the source of its values, its buckets, width and tower.
 
 Features are categorical (FF section 2): each value becomes an id. With ``buckets``, the id is a number in
 ``[0, buckets)``; without, ids grow: the id is the value's 64-bit fingerprint. Id 0 means "missing". Numbers with

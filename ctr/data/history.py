@@ -74,7 +74,7 @@ NOTHING = HistoryRows(*np.zeros((3, 0), np.int64))
 
 
 def add_rows(rows: HistoryRows, later: HistoryRows) -> HistoryRows:
-    """Adds rows, sorted by key and time; at equal times ``later`` comes after ``rows``."""
+    """Merges rows by key and time; at equal times ``later`` comes after ``rows``."""
     both = HistoryRows(*map(np.concatenate, zip(rows, later, strict=True)))
     return both.at(np.lexsort((both.times, both.keys)))
 
@@ -88,7 +88,7 @@ def split_by_keys(rows: HistoryRows, keys: np.ndarray) -> tuple[HistoryRows, His
 
 
 def merge_rows(first: HistoryRows, second: HistoryRows) -> HistoryRows:
-    """Joins rows of different keys."""
+    """Merges two sets of rows that have no key in common."""
     places = np.searchsorted(first.keys, second.keys)
     return HistoryRows(*(np.insert(left, places, right) for left, right in zip(first, second, strict=True)))
 

@@ -39,7 +39,7 @@ from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
 _REMEDY = "delete it: what it held is then found by reading the log's shards"
-_SAVES = 30  # in the time that is remembered
+_SAVES = 30  # at most, within the time that the histories span
 _TABLE_COLUMNS = ("key", "values", "times")
 
 
@@ -47,7 +47,7 @@ class Histories:
     """The histories of a growing log: ``fill`` the rows of a partition, ``add`` them when they are staged."""
 
     def __init__(self, log: Path, schema: Schema, checked: bool = True) -> None:
-        """Reads nothing yet; ``checked``: an unpublished partition before published ones is an error."""
+        """Reads nothing yet; ``checked``: whether an unpublished partition before published ones is an error."""
         self._log, self._schema = log, schema
         self._among = None if checked else frozenset[str]()
         self._histories = schema.histories
@@ -96,7 +96,7 @@ class Histories:
         return dict(self._rows)
 
     def save(self) -> None:
-        """Stores the histories at the end of the log, at most once per thirtieth of the time that they span."""
+        """Stores the histories at the end of the log, at most about 30 times within the time that they span."""
         if not self._histories:
             return
         self.at_end()
@@ -135,7 +135,7 @@ class Histories:
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
-        """Loads the latest stored histories; without any, starts at the first partition that matters."""
+        """Loads the latest stored histories; without any, starts at the first partition within their time span."""
         self._rows = dict.fromkeys(self._histories, NOTHING)
         self._at = min((part.start for part in manifests if part.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
@@ -201,7 +201,7 @@ def history_table(log: Path, name: str | None) -> pa.Table:
     """Returns the named feature's history, or the only one, at the end of the log, a row for each key.
 
     Its columns are ``key`` (string), ``values`` (list of strings, the latest last) and ``times`` (of their queries, in
-    microseconds). A server sends values that are at least ``after`` old. Raises InputError: the log has no such
+    microseconds). A server sends values that are at least ``after`` old. Raises InputError if the log has no such
     history, or does not store the raw values of the features that it names.
     """
     schema = read_schema(log)

@@ -1,22 +1,21 @@
-"""Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
+"""Counts the occurrences of a feature's ids in bounded memory: exactly while all ids fit, estimated beyond."""
 
 import numpy as np
 import pandas as pd
 
 from ctr.io.hashing import splitmix64
 
-MOST_IDS = 2**18  # that stay in memory, the most frequent
+MOST_IDS = 2**18  # number of the most frequent ids that stay in memory
 
 _SMALLEST_HASHES = 2**14
 
 
 class IdCounts:
-    """Counters for the most frequent ids, and the smallest hashes of all of them.
+    """Counters for the most frequent ids, and the smallest hashes of all ids.
 
     Whenever there are more than ``most`` ids the rarest ones are dropped. A drop reduces an id's count by at most the
-    largest dropped count; ``shortfall`` is the sum of these. The number of different ids is estimated from the k-th
-    smallest of their hashes, about k / distinct of the range; its
-    standard error is 1 / sqrt(k), 0.8%.
+    largest dropped count; ``shortfall`` is the sum of these maxima. The number of distinct ids is estimated from the
+    k-th smallest of their hashes, which is about k / distinct of the range; the standard error is 1 / sqrt(k), 0.8%.
     """
 
     def __init__(self, most: int = MOST_IDS) -> None:
@@ -43,7 +42,7 @@ class IdCounts:
         self._counts = counts
 
     def distinct(self) -> int:
-        """Returns the number of distinct ids."""
+        """Returns the number of distinct ids, or an estimate unless ``exact``."""
         if self.exact or len(self._hashes) < _SMALLEST_HASHES:
             return len(self._counts) if self.exact else len(self._hashes)
         return round((_SMALLEST_HASHES - 1) / (float(self._hashes[-1]) / 2.0**64))

@@ -61,7 +61,7 @@ class Period:
 
 @dataclass(frozen=True)
 class TopId:
-    """A frequent id."""
+    """A frequent id of a feature, with its share and click rate."""
 
     id: int
     value: str | None  # the raw value, if the log stores it
@@ -79,7 +79,7 @@ class FeatureSummary:
     width: int | None
     buckets: int | None  # the number of ids that it may have; None if they grow
     ids: int  # distinct ids that occur, without missing; an estimate has a standard error of 0.8%
-    exact: bool  # whether ``ids`` and the shares of top ids are
+    exact: bool  # whether ``ids`` and the shares of top ids are exact
     shortfall: int  # the most by which the count of a top id may be too low
     missing: float  # share of the rows without a value
     values_per_row: float | None  # their mean; None for a single-valued feature
@@ -134,7 +134,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Summarizes a log in one pass; ``progress`` gets the newly read rows. Raises InputError if the log is damaged."""
+    """Summarizes a log in one pass; calls ``progress`` with the number of new rows. Raises InputError if damaged."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -236,7 +236,7 @@ class _Pass:
         self.weight = self.clicked_weight = 0.0
 
     def add(self, every: Rows) -> None:
-        """Adds rows of whole queries."""
+        """Adds rows of whole queries to the totals."""
         rows = every.keep(every.fault == 0)
         self.faulty += len(every) - len(rows)
         if not len(rows):

@@ -51,7 +51,7 @@ class _Partition:
 class JoinedSidecar:
     """Numeric or boolean columns of one sidecar of ``log``, read for rows in the order of time.
 
-    Partitions that end before ``begin`` (microseconds) are never needed. Raises InputError: the sidecar lacks a column.
+    Partitions that end by ``begin`` (microseconds) are never needed. Raises InputError if the sidecar lacks a column.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class JoinedSidecar:
         """Returns the columns [N] for rows in their order, and ``found``, bool [N]; NaN, 0 or False if not found.
 
         Fast if the sidecar's rows are in the same order. Partitions before the first of these rows are dropped from
-        memory, and read again if earlier rows follow. Raises InputError: a partition is damaged or of another log.
+        memory, and read again if earlier rows follow. Raises InputError if a partition is damaged or of another log.
         """
         rows = len(example_id)
         present = np.zeros(rows, bool)

@@ -41,7 +41,7 @@ def has_raw_values(feature: AnyFeature) -> bool:
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
-    """Returns the value of an id of a feature; None for a hash, which cannot be inverted."""
+    """Returns the value, or the range of numbers, of a feature's id; None for a hash, which cannot be inverted."""
     if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -78,7 +78,7 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
 
 
 def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the raw value columns that ``value_dictionary`` requires for the features ``names``."""
+    """Returns the raw value columns, and their types, that ``value_dictionary`` requires for the features ``names``."""
     by_name = schema.by_name
     needed = set(names)
     for name in names:
@@ -103,7 +103,7 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
 
 
 def value_dictionary(schema: Schema, names: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Returns the values of the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
+    """Returns the dictionary of the features ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
     columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
@@ -144,7 +144,7 @@ class _ValueColumns:
         return column if name in self._schema.single_valued else column.flatten()
 
     def crossed(self, feature: Cross) -> pa.Array:
-        """Joins the values of the parts of a cross."""
+        """Joins the values of a cross's parts with `` x ``, for each value of the cross."""
         row_of = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
             row_of = np.repeat(row_of, np.diff(self._rows[feature.name].combine_chunks().offsets.to_numpy()))
@@ -163,9 +163,9 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads the values of ids, by feature, that dictionaries have; if several values share an id, the smallest.
+    """Reads the values of ids, by feature, from the dictionaries; if several values share an id, the smallest.
 
-    Raises InputError: a dictionary is missing or damaged.
+    Ids without a stored value are omitted. Raises InputError if a dictionary is missing or damaged.
     """
     log = Path(log)
     # A history lists the values of another feature.

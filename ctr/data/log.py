@@ -114,7 +114,7 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder is not, and cannot become, a log with this schema; writes nothing."""
+    """Raises InputError if the folder neither is nor can become a log with this schema; writes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -176,7 +176,7 @@ def read_schema(folder: Path) -> Schema:
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:
-    """Reads the schema in a file. Raises InputError: missing (message ``absent``), malformed or changed by hand."""
+    """Reads the schema in a file. Raises InputError if missing (message ``absent``), malformed or changed by hand."""
     content = read_json_object(path, absent)
     if content.pop("format", None) != _SCHEMA_FORMAT:
         raise of_another_version(path)
@@ -201,7 +201,7 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
     """Publishes a partition whose shards are complete.
 
-    Raises InputError: it overlaps a published one, or was published before with other content.
+    Raises InputError if it overlaps a published one, or was published before with other content.
     """
     check_no_overlap(folder, manifest.start, manifest.end)
     publish_once(manifest_path(folder, manifest), manifest_bytes(manifest))
@@ -243,7 +243,7 @@ def read_manifests(
 ) -> list[Manifest]:
     """Returns all partitions in order of time; manifests in ``cached`` are not read again.
 
-    Raises InputError: a manifest is damaged, overlaps another, or was lost while its shards remain (only the names
+    Raises InputError if a manifest is damaged, overlaps another, or was lost while its shards remain (only the names
     ``among``, or all if None, are checked); or the rows lack required labels.
     """
     version = read_schema(folder).version
@@ -309,7 +309,7 @@ def partitions_in(folder: Path) -> list[tuple[int, int]]:
 def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """Lists ``partitions_in`` a folder of manifests. Raises InputError where one before the last is lost.
+    """Lists the partitions of a folder of manifests. Raises InputError if a partition before the last is lost.
 
     Shards that overlap a published partition are ignored, because another publisher was first. Only names in
     ``among`` are checked.

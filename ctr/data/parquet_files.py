@@ -69,7 +69,7 @@ def write_parquet(
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     """Reads a Parquet file whose size and SHA-256 a manifest records.
 
-    Raises InputError: it is missing, has other bytes, or a column has more than ``MOST_VALUES`` values.
+    Raises InputError if it is missing, has other bytes, or a column has more than ``MOST_VALUES`` values.
     """
     # A pipe or a device would never end.
     if not path.is_file():

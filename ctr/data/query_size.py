@@ -1,4 +1,4 @@
-"""Number of rows of a query, the size of its page, as a feature that no log holds: the reader counts it.
+"""Number of rows of a query, the size of its page, as a feature that the reader counts: no log stores it.
 
 The size of a page is fixed before any of its rows is clicked. The size of a session is not: it depends on rows after
 its first one. So the value is missing for a query whose rows have different times.
@@ -56,7 +56,7 @@ def with_query_size(schema: Schema) -> Schema:
 
 
 def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Computes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
+    """Computes the feature's ids, [N], for rows of whole queries; other arguments as for ``find_pages``."""
     feature = schema.by_name[QUERY_SIZE]
     assert isinstance(feature, Number)
     sizes = np.diff(begins, append=len(times)).astype(np.int64)

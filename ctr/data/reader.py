@@ -113,7 +113,7 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
 
 
 def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Returns which rows have an id ([N, F]) that is negative or not below its feature's bound; None allows any id."""
+    """Returns [N] bool: whether an id of a row ([N, F]) is negative or not below its bound; None allows any id."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -173,7 +173,7 @@ def read_rows(
     start: int = 0,
     times: tuple[int, int] = (0, MAX_TIME_US),
 ) -> Iterator[Rows]:
-    """Reads rows from ``start`` on with query times in [begin, end). Raises InputError if a shard is damaged."""
+    """Reads rows from position ``start`` on with query times in [begin, end). Raises InputError for a damaged shard."""
     begin, end = times
     position = 0
     before: tuple[int, Key] | None = None

@@ -267,8 +267,8 @@ def write_decisions(
     """Writes the decisions on all rows of a log as the sidecar ``name``.
 
     Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool). ``progress``
-    is called with the number of rows read since its last call; all rows are read once, and those in the time range
-    once more if a teacher's recordings are checked first. Raises InputError: the name is taken by another
+    is called with the number of rows read since its last call; all rows are read once, and rows in the time range
+    once more if a teacher's recordings are checked first. Raises InputError if the name is taken by another
     configuration or another kind of sidecar, the teacher lacks values, a feature or value is unknown, the time range
     is empty, or the log is damaged.
     """

@@ -1,7 +1,7 @@
 """Examples to train on, and their importance weights (FF 3.3).
 
 Non-clicks are sampled at one constant rate. Uninformative examples, clicks or not, are sampled at another: their loss
-by a teacher's recorded prediction is low, or the user is unlikely to have seen them. An example that is uninformative
+under a teacher's recorded prediction is low, or the user is unlikely to have seen them. One that is uninformative
 in both ways gets that rate once; the rate of non-clicks multiplies it. Instead of low loss, the size of the loss
 gradient at that prediction may determine the rate. A sampled example is weighted by the inverse of its
 keep-probability, so every weighted sum over sampled examples is an unbiased estimate of the sum over all.
@@ -223,7 +223,7 @@ def decide(
     """Decides which of N examples are selected, and their weights.
 
     ``teacher_logit`` is needed with ``uninformative.low_loss`` and with ``gradient``, ``low_visibility`` (bool [N])
-    with the condition of this name, and ``keep`` (of ``Strata``) with ``stratify_by``. Raises InputError: the teacher
+    with the condition of this name, and ``keep`` (of ``Strata``) with ``stratify_by``. Raises InputError if the teacher
     has no finite logit for an example inside the time range.
     """
     inside = config.time_range.contains(query_time)
@@ -268,7 +268,7 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
 def _finite(
     key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
 ) -> np.ndarray:
-    """Returns the teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
+    """Returns the teacher's logits, 0 outside the time range. Raises InputError if one inside it is not finite."""
     if logit is None:
         raise ValueError(f"{key} requires teacher_logit")
     # A comparison with NaN is false: without this, a missing prediction would count as a high loss.

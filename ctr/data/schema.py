@@ -139,7 +139,7 @@ class Schema(ShortModel):
 
     @property
     def id_type(self) -> np.dtype:
-        """Returns the type of the ids of all features: int64 where a feature's ids grow, else int32."""
+        """Returns the type of the ids of all features: int64 if any feature's ids grow, else int32."""
         return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
@@ -148,7 +148,7 @@ class Schema(ShortModel):
 
     @property
     def read_sources(self) -> tuple[str, ...]:
-        """Returns the sources that are columns of raw rows: all but the histories'."""
+        """Returns the sources that are columns of raw rows: all except the sources of histories."""
         histories = self.histories
         return tuple(name for name in self.sources if name not in histories)
 
@@ -181,7 +181,7 @@ class Schema(ShortModel):
 
     @property
     def list_separators(self) -> dict[str, str | None]:
-        """Returns the raw columns that may hold lists, with their separator; None where features differ."""
+        """Returns the raw columns that may hold lists, with their separator; None if features differ."""
         separators: dict[str, set[str]] = {}
         for feature in self.features:
             if isinstance(feature, Vector) or (isinstance(feature, Category) and feature.multivalent):
@@ -316,6 +316,6 @@ def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ..
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """Returns the exclusive upper bounds of the named features' ids; None where ids grow or there are none."""
+    """Returns the exclusive upper bounds of the named features' ids; None if ids grow or there are none."""
     by_name = schema.by_name
     return [by_name[name].buckets or None for name in names]

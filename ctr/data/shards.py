@@ -38,7 +38,7 @@ from ctr.data.schema import LABEL_PREFIX, MISSING_ID, Schema, label_column
 from ctr.data.value_arrays import offsets_of
 from ctr.io.errors import InputError
 
-NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
+NO_LABEL = -1  # label of every row of a log without labels (``Manifest.labeled``)
 
 
 def shard_schema(schema: Schema, labels: Sequence[str] | None = None) -> pa.Schema:
@@ -66,7 +66,7 @@ def pack_ids(ids: np.ndarray) -> pa.Array:
 
 
 def list_column(name: str, values: np.ndarray, lengths: np.ndarray, kind: pa.DataType) -> pa.ListArray:
-    """Makes the column of a multivalent feature. Raises InputError: it would have 2^31 values or more."""
+    """Makes the column of a multivalent feature. Raises InputError if it would have 2^31 values or more."""
     offsets = offsets_of(lengths)
     if offsets[-1] >= 2**31:
         raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
@@ -103,7 +103,7 @@ def publish_partition(
     shard_rows: int = 1_000_000,
     counts_pages: bool = True,
 ) -> Manifest:
-    """Publishes a partition whole: ``stage_partition``, then the manifest; raises as both do."""
+    """Writes a partition (``stage_partition``) and publishes its manifest (``publish_manifest``); raises as both do."""
     manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows, counts_pages)
     publish_manifest(folder, manifest)
     return manifest
@@ -124,9 +124,9 @@ def stage_partition(
     Args:
         rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, each (query, example_id) once.
         counters: the partition's input, counted by its outcome; stored in the manifest.
-        shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
-            so long that these would have more than half of ``MOST_VALUES`` numbers.
-        counts_pages: False: the rows of a query are not the page that the user saw, or its size is unknown before they
+        shard_rows: a new shard starts at the first query boundary after this many rows; after fewer if vectors are
+            so long that these rows would have more than half of ``MOST_VALUES`` numbers.
+        counts_pages: whether the rows of a query are the page that the user saw, with a size that is known before they
             are scored.
 
     Raises:
@@ -217,7 +217,7 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
     """Reads a shard after verifying its bytes. Raises InputError if they differ from the manifest.
 
-    The shard has its log's further labels, whatever the labels of ``schema`` are.
+    The table has the further labels of the shard's log, whatever the labels of ``schema`` are.
     """
     path = folder / "shards" / entry.file
     table = read_verified_parquet(path, entry.bytes, entry.sha256)
@@ -252,7 +252,7 @@ def sort_rows(table: pa.Table) -> pa.Table:
 
 
 def check_order(table: pa.Table, where: str) -> np.ndarray:
-    """Returns the row numbers at which a query begins, int64. Raises InputError where rows are out of order."""
+    """Returns the row numbers at which a query begins, int64. Raises InputError if rows are out of order."""
     time, query, example = (table.column(name).to_numpy() for name in KEY_COLUMNS)
     later = time[1:] > time[:-1]
     same_time = time[1:] == time[:-1]
@@ -269,7 +269,7 @@ def check_order(table: pa.Table, where: str) -> np.ndarray:
 
 
 def key_at(table: pa.Table, row: int) -> Key:
-    """Returns the key of a row; -1 is the last one."""
+    """Returns (query_time, query_id, example_id) of a row; -1 is the last one."""
     time, query, example = (int(table.column(name)[row].as_py()) for name in KEY_COLUMNS)
     return time, query, example
 

@@ -27,7 +27,7 @@ from ctr.io.errors import InputError
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1
-# Sidecars that have a meaning, and what else there is in a log: ctr writes, reads and deletes files by these names.
+# Sidecars with a fixed meaning, and the other parts of a log: ctr writes, reads and deletes files by these names.
 _RESERVED = {
     *("auction", "truth"),
     *("histories", "manifests", "rejects", "sampling", "schema", "shards", "sidecars", "values"),
@@ -77,8 +77,8 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
     """Publishes a sidecar's columns for one published partition of the log.
 
     ``table`` has ``example_id`` (int64), each once, and at least one more column, for each row of the partition, in
-    any order (the log's order is the fastest to read). Raises InputError: a bad name or table, or the partition was
-    published before with other content.
+    any order (the log's order is the fastest to read). Raises InputError for a bad name or table, or if the partition
+    was published before with other content.
     """
     folder = sidecar_folder(log, name)
     where = f"{folder}, partition [{partition.start}, {partition.end})"
@@ -112,7 +112,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
 
 
 def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Table:
-    """Reads a sidecar's columns for one partition of the log. Raises InputError: absent, damaged, or of another log."""
+    """Reads a sidecar's columns for a partition of the log. Raises InputError if absent, damaged or of another log."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     manifest = read_sidecar_manifest(log, name, partition)
@@ -158,7 +158,7 @@ class SidecarHash:
 
 
 def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarManifest:
-    """Reads a sidecar's manifest of one partition. Raises InputError: it is missing or damaged."""
+    """Reads a sidecar's manifest of one partition. Raises InputError if it is missing or damaged."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     absent = f"{folder}: the sidecar {name} lacks the partition [{partition.start}, {partition.end}): no {path.name}"
@@ -166,7 +166,7 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
-    """Sorts a sidecar's rows in the order of these examples, int64 [N]. Raises InputError: an example is missing."""
+    """Sorts a sidecar's rows in the order of ``example_ids``, int64 [N]. Raises InputError if an example is missing."""
     sidecar_ids = table.column(_EXAMPLE_ID).to_numpy()
     if np.array_equal(sidecar_ids, example_ids):
         return table

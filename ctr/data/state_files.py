@@ -35,7 +35,7 @@ def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None
 def read_state_file(path: Path, remedy: str) -> pa.Buffer:
     """Maps the content of a file into memory after verifying its hash.
 
-    Raises InputError, with the ``remedy`` as a hint: the file is missing, damaged or unreadable.
+    Raises InputError, with the ``remedy`` as a hint, if the file is missing, damaged or unreadable.
     """
     if not path.is_file():
         raise InputError(f"{path}: the file is missing", remedy)

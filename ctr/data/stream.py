@@ -25,7 +25,7 @@ class Selection:
     sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows
     only_kept: bool = False  # if False, rows that the sample dropped remain, with train weight 0
     teacher: JoinedSidecar | None = None
-    every_row_taught: bool = True  # ``check_selection`` refuses rows without a teacher's logit
+    every_row_taught: bool = True  # whether ``check_selection`` refuses rows without a teacher's logit
 
 
 def read_selection(
@@ -66,7 +66,7 @@ def check_selection(
 ) -> bool:
     """Checks the selected rows from position ``start`` on before training; returns whether all were checked.
 
-    ``stop`` is called between two blocks and returns whether to stop. Raises InputError: the sample lacks a row, or
+    ``stop`` is called between two blocks and returns whether to stop. Raises InputError if the sample lacks a row, or
     the teacher a logit for a row that would be learned from.
     """
     missing = MissingValues()

@@ -17,7 +17,7 @@ _DIRECTIVES = frozenset("aAbBcdfGHIjmMpSuUVwWxXyYzZ%")
 _TOKEN = re.compile(r"%.|\s+|[^%\s]+|%", re.DOTALL)
 # Digits of each number where numbers touch, as in %m%d: strptime would also read fewer.
 _WIDTHS = {"Y": "4", "G": "4", "j": "3", "f": "1,6", "u": "1", "w": "1"} | dict.fromkeys("mdHIMSyUWV", "2")
-# Formats of these alone pandas reads as Python does.
+# Pandas reads formats of only these directives as Python does.
 _QUICK = frozenset("aAbBdHImMpSyY%")
 _NOT_QUICK = re.compile(r"6[01]|^-")  # except for texts with the second 60 or 61, or a year before 0
 
@@ -31,7 +31,7 @@ class TimeFormat:
     is_quick: bool
 
     def read(self, text: str) -> int | None:
-        """Returns microseconds since 1970, in UTC where the text has no offset; None if the text does not match."""
+        """Returns microseconds since 1970, in UTC if the text has no offset; None if the text does not match."""
         spaced = self._spaced(text)
         if spaced is None:
             return None
@@ -65,7 +65,7 @@ class TimeFormat:
 
 
 def check_format(form: str) -> str:
-    """Returns a format of ``strptime``. Raises ValueError where it names no part of a time, or an unknown one."""
+    """Returns a format of ``strptime``. Raises ValueError if it names no part of a time, or an unknown one."""
     names = [token[1:] for token in _TOKEN.findall(form) if token.startswith("%")]
     unknown = [name for name in names if name not in _DIRECTIVES]
     if unknown:

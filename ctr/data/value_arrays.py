@@ -17,7 +17,7 @@ def ids_of_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def numbers_of_ids(ids: np.ndarray) -> np.ndarray:
-    """Inverts ``ids_of_numbers``, also of int64, which logs have with ids that grow."""
+    """Inverts ``ids_of_numbers``; int64 ids, as in logs with growing ids, are allowed too."""
     return (ids.astype(np.int32) ^ np.int32(NAN_BITS)).view(np.float32)
 
 

@@ -63,7 +63,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """Returns the name of the call for people, which is unique."""
+        """Returns the unique name of the call that messages show."""
         return self.owner if self.seed is None else f"{self.owner} seed {self.seed}"
 
     @property
@@ -81,7 +81,7 @@ class Call:
         return f"failures/{self.label.replace(' ', '-')}.txt"
 
     def what_lacks(self, folders: Folders) -> str:
-        """Returns why its results are incomplete; empty if the whole log was read as configured."""
+        """Returns why the call's results are incomplete; empty if the whole log was read as configured."""
         absent = "its results are not in the directory of the experiment"
         if self.sidecar is not None:
             sidecar = sidecar_folder(folders.log, self.sidecar)
@@ -118,7 +118,7 @@ class Call:
         return [*arguments, *(["--record", self.sidecar] if self.sidecar is not None else [])]
 
     def threads(self, folders: Folders) -> str | None:
-        """Returns the number of threads of its run, if begun, which must not change, as its results would."""
+        """Returns the threads of the call's run, None before it begins; another number would change its results."""
         threads: str | None = folders.read(self.folder, "environment.json").get("variables", {}).get(THREADS)
         return threads
 
@@ -128,7 +128,7 @@ class Call:
 
 
 def settings_key(config: StrictModel) -> str:
-    """Hashes the non-default values of a configuration, so that a new key keeps the hash."""
+    """Hashes the non-default values of a configuration, so that adding keys does not change the hash."""
     content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 

@@ -195,7 +195,7 @@ def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[Experimen
 def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the training configuration of the file ``base``, with ``changes`` from the file ``path``.
 
-    ``base`` is relative to ``path``; None: ``changes`` is the whole configuration. Raises InputError: the base is
+    ``base`` is relative to ``path``; None: ``changes`` is the whole configuration. Raises InputError if the base is
     missing or not YAML, or one of the two has a wrong key or value.
     """
     content: dict[str, Any] = {}

@@ -6,7 +6,7 @@
    rounds        number of timed rounds; 0: none
    log_sha256, configs   hashes of the measured log and configurations; only their change causes a new measurement
 
-``step_ratio`` is per batch; where arms differ in ``batch_rows``, divide it by their ratio to get a row's ratio.
+``step_ratio`` is per batch; if arms differ in ``batch_rows``, divide it by their ratio to get a row's ratio.
 """
 
 import json
@@ -22,13 +22,13 @@ from ctr.experiments.planning import Calls
 from ctr.training.run.directory import write_json
 
 ROUNDS = 6
-_ARMS_AT_ONCE = 8  # arms beside the baseline in one process, in whose memory all their tables are
+_ARMS_AT_ONCE = 8  # arms beside the baseline in one process, which holds all their tables in memory
 
 
 def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outcome]:
     """Writes the costs of each arm with a finished run; only counts operations unless ``timing``.
 
-    Returns why arms were not measured, by group of names.
+    Returns the failures of measurements, by the names of their arms.
     """
     summaries = {
         name: next(filter(None, (folders.read(run.folder, "summary.json") for run in runs)), {})
@@ -88,7 +88,7 @@ def _measure_all(
             if ", ".join(group) in failures:
                 continue
             result: dict[str, dict[str, Any]] = json.loads(files[1].read_bytes())
-        # Only ratios, of the same rounds, compare arms: milliseconds are the first group's baseline times them.
+        # Only ratios over the same rounds compare arms: milliseconds are ratios times the first group's baseline.
         for kind in ("step", "inference") if rounds else ():
             first = (costs or result)[group[0]][f"{kind}_ms"]
             for cost in result.values():

@@ -1,4 +1,4 @@
-"""Commands side by side, each in a separate process: its end frees its memory, and a crash affects no other.
+"""Runs commands side by side, each in a separate process: its end frees its memory, and a crash affects no other.
 
 With another Beam runner each command is an element of a pipeline, and its outcome a file beside the experiment, because
 workers on other machines share nothing else with the process that started them.
@@ -43,22 +43,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a job."""
+    """Duration of a job, and why it failed, if it did."""
 
     seconds: float
-    error: str = ""  # one line; empty when it ended well
+    error: str = ""  # one line; empty if it succeeded
     end: str = ""  # the last lines of its errors
-    status: int = PASSING  # where it failed: ``INPUT``, ``DEFECT`` or ``PASSING`` (``ctr.io.errors``)
+    status: int = PASSING  # if it failed: ``INPUT``, ``DEFECT`` or ``PASSING`` (``ctr.io.errors``)
 
 
 Report = Callable[[Job, Outcome | None], None]  # called as each job begins, with None, and as it ends
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
-    """Runs all jobs, in their order, and reports the begin and the end of each.
+    """Runs all jobs, in their order, and reports the start and the end of each.
 
-    ``beam_options`` may name another runner, which decides its number of workers; they see the same files.
-    ``outcomes`` is a folder for their outcomes alone; its content is removed. Raises InputError for a wrong
+    ``beam_options`` may name another runner, which decides its number of workers; they must see the same files.
+    ``outcomes`` is a folder for their outcomes alone; its content is removed. Raises InputError for an invalid
     option before any job runs. SIGINT or SIGTERM ends running jobs, which are not reported.
     """
     if not beam_options:

@@ -34,7 +34,7 @@ from ctr.training.logs import resolve
 from ctr.training.speed import TimedModel, ratio_quartiles, take_turns
 
 BATCHES = 50
-"""Batches of a turn: the steps between two of Shampoo's roots by default, so that each turn has one."""
+"""Batches of a turn: by default, Shampoo computes roots once in as many steps, so once in each turn."""
 
 
 def measure(
@@ -72,7 +72,7 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """Reads the batches of a turn, repeating those of a short log. Raises InputError if there are no rows."""
+    """Reads the batches of a turn; repeats the batches of a short log. Raises InputError if there are no rows."""
     schema = config.model.features(schema)
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
@@ -100,7 +100,7 @@ class Operations:
         self._touched: dict[tuple[object, ...], _TouchedRows] = {}
 
     def __call__(self, config: TrainConfig) -> dict[str, Any]:
-        """Counts as ``measure`` describes."""
+        """Returns the counts that ``measure`` describes."""
         config = resolve(config, self.schema, self.manifests)
         layouts, first = config.table_layouts(self.schema), self._first_batches(config)
         tables = {layout.name: first.of_table(layout) for layout in layouts}

@@ -44,7 +44,7 @@ ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]+$")]  # st
 
 
 class PlannedRun(Record):
-    """Run of an arm; ``folder`` is relative to the experiment's."""
+    """Run of an arm; ``folder`` is relative to the experiment's folder."""
 
     seed: int
     folder: Inside
@@ -96,7 +96,7 @@ class PlannedArm(Record):
 
 
 class Plan(Record):
-    """Plan of an experiment."""
+    """Content of plan.json: an experiment's arms, their runs, its log and its command."""
 
     title: str
     note: str | None = None
@@ -141,7 +141,7 @@ class Plan(Record):
 
 
 def read_plan(folder: Path) -> Plan:
-    """Reads plan.json. Raises InputError where it is missing or damaged, or refers to an arm that does not exist."""
+    """Reads plan.json. Raises InputError if it is missing or damaged, or refers to an arm that does not exist."""
     path = folder / PLAN_FILE
     if not path.exists():
         raise InputError(
@@ -153,7 +153,7 @@ def read_plan(folder: Path) -> Plan:
 def read_record(path: Path, kind: type[_RecordT]) -> _RecordT:
     """Reads a JSON file of an experiment.
 
-    Raises InputError, with the file and the key, where it is unreadable or invalid.
+    Raises InputError, with the file and the key, if it is unreadable or invalid.
     """
     try:
         return kind.model_validate_json(path.read_bytes())

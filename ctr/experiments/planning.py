@@ -22,7 +22,7 @@ from ctr.training.inputs import Inputs, open_inputs
 
 @dataclass(frozen=True)
 class Calls:
-    """All calls of an experiment."""
+    """Calls of an experiment: of its teachers, samplings, arms and retrains."""
 
     teachers: dict[str, Call] = field(default_factory=dict)  # by sidecar
     samplings: dict[str, Call] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Calls:
     retrains: list[Call] = field(default_factory=list)
 
     def stages(self) -> tuple[Sequence[Call], Sequence[Call], Sequence[Call]]:
-        """Returns all calls in three stages, of which each needs only those before it.
+        """Returns all calls in three stages, each of which needs only the earlier ones.
 
         The first seeds of all arms come before the next ones.
         """
@@ -51,7 +51,7 @@ def make_plan(
     """Plans the runs of an experiment, and validates every configuration.
 
     ``content`` is the training configuration, as nested keys; ``where`` names the file in errors. Raises
-    InputError: an arm's configuration is invalid, with the path of its key, or does not fit the log.
+    InputError, with the path of the key, if an arm's configuration is invalid or does not fit the log.
     """
     planner = _Planner(experiment, changed(content, experiment.baseline.set), log, where)
     arms = {BASELINE: ArmConfig(**experiment.baseline.model_dump()), **experiment.arms}
@@ -105,7 +105,7 @@ class _Planner:
     def plan_arm(
         self, name: str, arm: ArmConfig, seeds: Sequence[int], key: str, changes: Changes | None = None
     ) -> PlannedArm:
-        """Plans an arm, or with ``changes`` a point of its sweep; ``key`` is where they are in the file."""
+        """Plans an arm, or with ``changes`` a point of its sweep; ``key`` is the path of its changes in the file."""
         settings, needs = changed(self._baseline, arm.set), list[Call]()
         if arm.teacher is not None:
             needs.append(self._teacher(arm.teacher))

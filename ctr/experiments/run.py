@@ -52,7 +52,7 @@ def run_experiment(
     """Trains all missing runs of an experiment, and writes OUT/plan.json and OUT/costs.json.
 
     ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; all
-    others succeeded. Raises InputError before anything is run: a wrong experiment or log, or another process
+    others succeeded. Raises InputError before anything is run if the experiment or log is invalid, or another process
     is at work in ``out``.
     """
     config, content = read_experiment(experiment, settings)
@@ -75,7 +75,7 @@ def run_experiment(
 
 
 class _Runner:
-    """Runs the calls of an experiment whose results are not there yet."""
+    """Runs the calls of an experiment that have no complete results yet."""
 
     def __init__(self, folders: Folders, options: Options) -> None:
         self._folders, self._options = folders, options

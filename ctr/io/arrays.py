@@ -1,4 +1,4 @@
-"""Archives of arrays (``.npz``): no pickled objects."""
+"""Reads archives of arrays (``.npz``), refusing pickled objects, and hashes arrays."""
 
 import hashlib
 from collections.abc import Iterator, Mapping

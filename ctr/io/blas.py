@@ -32,12 +32,12 @@ def _controller() -> ThreadpoolController:
 def one_blas_thread() -> Iterator[None]:
     """Limits BLAS to one thread in the whole process: the first user sets the limit, the last one lifts it.
 
-    Results have the same bits on any load, since sums by BLAS depend on its number of threads, and nothing waits
+    Results have the same bits under any load, since sums by BLAS depend on its number of threads, and nothing waits
     for a thread that has no processor.
     """
     global _users, _limit
     with _lock:
-        # By every user, since some builds of BLAS keep one number for each thread that calls.
+        # Every user sets the limit, since some builds of BLAS keep one for each calling thread.
         # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
         OpenBLASController.clear_controlling_thread(force=True)
         limit = _controller().limit(limits=1, user_api="blas")

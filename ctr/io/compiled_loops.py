@@ -1,9 +1,9 @@
-"""Compiled loops on disk: later processes load what XLA compiled for this processor, with the same bits.
+"""Stores the loops that XLA compiles for this processor on disk: later processes load them, with the same bits.
 
-TensorFlow reads and writes them in a folder of the process alone, which begins with links to the store's loops::
+TensorFlow reads and writes them in a separate folder of each process, which begins with links to the store's loops::
 
     ~/.cache/ctr/loops/MACHINE-SHA256-NAME     a loop that TensorFlow calls NAME
-    ~/.cache/ctr/loops/process-*/NAME          of a process; new ones move to the store when it ends
+    ~/.cache/ctr/loops/process-*/NAME          a loop of a process; new ones move to the store when it ends
 
 TensorFlow loads a file that was changed, and fails on a truncated one: only files with the hash in their names get
 links. The next process removes the files of a killed one, which may be truncated. A loop is a program: nobody else may
@@ -40,7 +40,7 @@ def keep_compiled_loops() -> None:
 
     ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is cached. The cache
     is also off if the user sets XLA flags, or if the folder is missing, full, read-only or not private. Raises
-    InputError where ``CTR_CACHE`` is an address.
+    InputError if ``CTR_CACHE`` is an address.
     """
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return
@@ -81,13 +81,13 @@ def keep_compiled_loops() -> None:
 
 
 def _open_store() -> Path:
-    """Creates and returns the store. Raises OSError: it cannot be created, or others can write to it."""
+    """Creates and returns the store. Raises OSError if it cannot be created, or others can write to it."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(caches):
         caches = os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("CTR_CACHE") or f"{caches}/ctr").absolute()
     check_local(os.environ.get("CTR_CACHE", ""))
-    # Without its parents: a missing home directory is not created.
+    # The parents are not created, such as a missing home directory.
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     for private in (folder, folder / "loops"):
         private.mkdir(mode=0o700, exist_ok=True)
@@ -100,7 +100,7 @@ def _open_store() -> Path:
 
 
 def _machine() -> str:
-    """Returns a hash of all that XLA's output depends on but the program. Raises OSError: the processor is unknown."""
+    """Returns a hash of all that XLA's output depends on except the program. Raises OSError for unknown processors."""
     import tensorflow as tf
 
     processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
@@ -121,7 +121,7 @@ def _digest(machine: str, name: str, path: Path) -> str:
 
 
 def _link(store: Path, machine: str, folder: Path) -> None:
-    """Links the machine's loops that are whole into the folder, removes others, and dead processes' folders."""
+    """Links the machine's undamaged loops into the folder; removes damaged loops and the folders of dead processes."""
     for left in store.glob("process-*"):
         with contextlib.suppress(OSError, PassingError), hold(left, f"{left}: in use"):
             shutil.rmtree(left)
@@ -136,7 +136,7 @@ def _link(store: Path, machine: str, folder: Path) -> None:
 
 
 def _move_to_store(store: Path, machine: str, folder: Path, holding: contextlib.ExitStack) -> None:
-    """Moves the process's new loops to the store, of which the newest stay."""
+    """Moves the process's new loops to the store, and deletes the oldest ones of a store that is too large."""
     with contextlib.suppress(OSError), holding:
         for path in folder.glob("*.pb"):
             if path.stat().st_nlink == 1:

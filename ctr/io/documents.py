@@ -179,17 +179,17 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
 
 
 def read_json_object(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file. Raises InputError: the file is missing (message ``absent``), or malformed."""
+    """Parses a file with a JSON object. Raises InputError if it is missing (message ``absent``) or malformed."""
     return parse_json_object(read_bytes(path, absent), str(path))
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file of ``sealed_bytes``. Raises InputError: missing (message ``absent``), or changed."""
+    """Parses a file of ``sealed_bytes``. Raises InputError if it is missing (message ``absent``) or was changed."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 
 def read_bytes(path: Path, absent: str) -> bytes:
-    """Reads a file. Raises InputError: with the message ``absent`` if it does not exist, or if reading fails."""
+    """Reads a file. Raises InputError if it does not exist (message ``absent``) or reading fails."""
     if not path.is_file():
         check_local(path)
         raise InputError(absent)

@@ -25,7 +25,7 @@ class InputError(Exception):
     """Bad input: the message is one line with the fault, its place, and the allowed values.
 
     The command line prints the message after ``error:`` and exits with ``status``, without a traceback. The hint says
-    what to do; it is on a separate line where both together are long.
+    what to do; it is on a separate line if both together are long.
     """
 
     status = INPUT
@@ -46,7 +46,7 @@ class PassingError(InputError):
     status = PASSING
 
 
-USAGE = 2  # click's
+USAGE = 2  # click's exit status for a wrong command line
 
 # Errors of the system that the same command meets again, as they are about its input.
 _LASTING = {
@@ -80,7 +80,7 @@ def exit_status(error: BaseException) -> int:
     """
     if isinstance(error, Interrupted):
         return error.status
-    # A module in C that is interrupted while it is loaded raises an ImportError about that.
+    # A C module that is interrupted while it is loaded raises ImportError.
     if any(isinstance(cause, KeyboardInterrupt) for cause in _chain(error)):
         return INTERRUPTED
     is_refusal = isinstance(error, InputError)
@@ -156,7 +156,7 @@ def error_lines(error: BaseException) -> list[str]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Joins texts by semicolons: the first, as many more as fit into a line, and the number of others."""
+    """Joins texts with semicolons: the first, as many more as fit into a line, and the number of others."""
     shown = list(texts[:1])
     for text in texts[1:]:
         if len("; ".join([*shown, text])) > _JOINED:
@@ -200,7 +200,7 @@ def did_you_mean(word: str, words: Sequence[str], limit: int = 3) -> str:
 
 
 def listed(words: Sequence[str], meant: str = "") -> str:
-    """Lists the words; if they do not fit into a line, those like ``meant`` and the first ones."""
+    """Lists the words; if they do not fit into a line, the words like ``meant``, the first ones, and their number."""
     text = ", ".join(words) or "(none)"
     if len(text) <= _LISTED:
         return text

@@ -34,7 +34,7 @@ def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: n
         starts = range(0, len(begins), _MOST)
         parts = [fingerprints_of(content, begins[at : at + _MOST], sizes[at : at + _MOST]) for at in starts]
         return np.concatenate(parts)
-    # So that a word may be read at every position.
+    # Padded, so that a word can be read at every position.
     padded = content if len(content) >= 8 else np.concatenate([content, np.zeros(8, np.uint8)])
     low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
     for shortest, longest, compute, kind, offsets in _LENGTHS:
@@ -164,7 +164,7 @@ def _words(every: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
 
 
 def _begun(word: Words) -> State:
-    # Of the seed 81: x + 81 K2, y = 81 K1 + 113, z = fold(y K2 + 113) K2.
+    # For the seed 81: x + 81 K2, y = 81 K1 + 113, z = fold(y K2 + 113) K2.
     return word + 0x1529CBA0CA458FF, 0x226BB95B4E64B6D4, 0x134A747F856D0526, 0, 0, 0, 0
 
 

@@ -6,7 +6,7 @@ configurations and functions.
 
 The system releases a process's locks when it ends for any reason.
 
-A folder of a directory of versions is named by its version, a whole number. The name of a version that is not complete
+In a directory of versions, each folder is named by its version, a whole number. The name of an incomplete version
 ends in ``PARTIAL``. TensorFlow Serving, which looks for numbers, ignores it.
 """
 
@@ -266,7 +266,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Raises InputError where ``path`` is a file of another kind, which must not be replaced (see ``file_fault``)."""
+    """Raises InputError if ``path`` is a file of another kind, which must not be replaced (see ``file_fault``)."""
     if fault := file_fault(path, kind, is_kind):
         raise InputError(fault)
 
@@ -329,7 +329,7 @@ _BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
 def not_text(path: Path) -> str:
-    """Describes a file's content by its first bytes if it is no text in UTF-8; empty if it may be text."""
+    """Describes a file's content by its first bytes if it is not UTF-8 text; empty if it may be text."""
     with path.open("rb") as file:
         start = file.read(512)
     kind = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
@@ -376,5 +376,5 @@ def delete_version(path: Path) -> None:
 
 
 def version_number(path: Path) -> int:
-    """Returns the number of one of ``versions``."""
+    """Returns the number of a version's folder, as listed by ``versions``."""
     return int(path.name)

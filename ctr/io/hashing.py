@@ -31,7 +31,7 @@ def splitmix64(values: UintArray) -> UintArray:
 def uniform_hash(ids: np.ndarray, salt: str) -> np.ndarray:
     """Computes a number in [0, 1) for each id: int64 [N] to float64 [N], multiples of 2^-53.
 
-    It takes two rounds of splitmix64's output function, before each of them 64 bits of the salt's SHA-256: different
+    Applies splitmix64's output function twice, each time after XOR with 64 bits of the salt's SHA-256: different
     salts give independent numbers. With one round, two salts would give the same sequence of numbers to shifted ids,
     and the empty salt could agree with the query buckets of the intervals.
     """

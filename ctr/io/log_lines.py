@@ -1,8 +1,8 @@
 """Standard error as text for people, or, with ``--log-format json``, as one JSON object a line for log collectors.
 
 An object has ``time`` (UTC, ISO 8601), ``level`` (``info``, ``warning``, ``error``, ``critical``), ``logger``,
-``message`` and, where the process ends for that reason, ``exit_status``. All that Python writes to standard error is
-such an object, also the output of other packages, but not that of a native library that aborts the process.
+``message`` and, if the process ends for that reason, ``exit_status``. Everything that Python writes to standard error
+is such an object, also the output of other packages, but not the output of a native library that aborts the process.
 """
 
 import io
@@ -20,7 +20,7 @@ TEXT, JSON = FORMATS = ("text", "json")
 
 
 class JsonLines(io.TextIOBase):
-    """A stream that makes a JSON object of each line, and writes it to another stream."""
+    """A stream that converts each line to a JSON object, and writes it to another stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._begun = stream, ""

@@ -1,4 +1,4 @@
-"""Stop signals: SIGTERM and SIGINT as a request to stop soon, which the work polls; or at once."""
+"""Handling of SIGTERM and SIGINT: as a request to stop soon, which the work polls, or to stop at once."""
 
 import signal
 import threading
@@ -26,7 +26,7 @@ class Interrupted(Exception):  # noqa: N818  (not an error: results are saved)
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Records the first of these signals within the block; a second one ends the process at once.
+    """Records the first SIGTERM or SIGINT within the block; a second one ends the process at once.
 
     Yields a function that returns the name of the received signal, or None. Replaces any previous handlers: a
     process started in the background by a shell ignores SIGINT. Outside the main thread no signal is recorded.
@@ -38,7 +38,7 @@ def stop_signals() -> Iterator[Stop]:
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(signal.Signals(number).name)
-        # By the kernel, also during a step, for whose end Python would wait.
+        # The kernel then ends the process, also during a step, for whose end Python would wait.
         for sig in _SIGNALS:
             signal.signal(sig, signal.SIG_DFL)
 

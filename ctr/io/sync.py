@@ -2,7 +2,7 @@
 
 A reader finds the target whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
 ``saved_model.pb`` and ``summary.json`` come after the files that they declare complete, and an ingest's state last.
-Schemas, manifests and states of checkpoints are created exclusively; all else is copied where it differs.
+Schemas, manifests and states of checkpoints are created exclusively; everything else is copied if it differs.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ _VALUES = re.compile(rb'"values": *\{[^}]*"sha256": *"([0-9a-f]{16})')
 _SCHEMA, _MANIFEST = r"schema\.json", rf"manifests/{_PARTITION}\.json"
 _PARTS = (rf"sidecars/[^/]+/{_PARTITION}\.json", r"checkpoints/[0-9]{20}/state\.json")
 _EXCLUSIVE = (_SCHEMA, *_PARTS, _MANIFEST)
-# Files copied after all others, in this order: a partition's sidecars are there before the partition is.
+# Files copied after all others, in this order: a partition's sidecars exist before the partition does.
 _LATE = (*_PARTS, r"saved_model\.pb", _MANIFEST, r"summary\.json")
 # State of an ingest, with the files that it names: copied last of all, in this order.
 _STATES = (r"\.events/units/[^/]+\.json", r"\.ingest/state\.json", r"\.events/clock\.json")
 
 
 class _Folder:
-    """A folder of this machine or of an object store, by the names of its files."""
+    """A folder on this machine or in an object store, whose files are read and written by name."""
 
     def __init__(self, address: str) -> None:
         self.address, self._path = address, Path(address)
@@ -76,7 +76,7 @@ class _Folder:
             raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
     def entries(self) -> dict[str, tuple[int, str]]:
-        """Lists sizes in bytes and tags by name; tags differ where contents do."""
+        """Returns each file's size in bytes and its tag, by name; tags differ if contents do."""
         if self._store is None:
             files = _files(self._path) if self._path.is_dir() else ()
             stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
@@ -98,7 +98,7 @@ class _Folder:
         return f"{whole.hexdigest()}-{len(parts)}" if len(parts) > 1 else parts[0].hexdigest()
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yields a file's content in pieces. Raises FileNotFoundError."""
+        """Yields a file's content in pieces. Raises FileNotFoundError if it does not exist."""
         if self._store is not None:
             yield from map(bytes, self._store.get(self._folder + name).stream(min_chunk_size=_PIECE))
         else:
@@ -106,7 +106,7 @@ class _Folder:
                 yield from iter(lambda: file.read(_PIECE), b"")
 
     def write(self, name: str, pieces: Iterator[bytes], mode: Any = "overwrite") -> str:
-        """Creates or replaces a file, which appears whole; returns its tag. With ``create``: empty if it exists."""
+        """Creates or replaces a file, which appears whole; returns its tag, or with ``create`` "" if it exists."""
         if self._store is None:
             if mode != "create":
                 write_atomic(self._path / name, lambda file: file.writelines(pieces))
@@ -142,7 +142,7 @@ class _Sync:
             try:
                 return self._pass()
             except Exception as error:
-                # By name, since between two folders obstore need not be installed.
+                # Compared by name, since obstore need not be installed to copy between two folders.
                 kinds = {kind.__name__ for kind in type(error).__mro__}
                 if not kinds & _FAULTS:
                     raise
@@ -257,14 +257,14 @@ def sync(
     follow_seconds: float | None = None,
     progress: _Progress = lambda files: None,
 ) -> int:
-    """Copies files of ``source`` that ``target`` lacks, both folders or addresses; returns the number of files.
+    """Copies the files of ``source`` that ``target`` lacks or has otherwise, folders or addresses; returns how many.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
         follow_seconds: repeats at this interval until SIGINT or SIGTERM, then once more, and raises Interrupted.
         progress: called with the number of files copied so far.
 
-    Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.
+    Raises InputError for a wrong address or a target that is another log or run; PassingError: a store does not answer.
     """
     try:
         copies = _Sync(_Folder(source), _Folder(target), begin_us, progress)

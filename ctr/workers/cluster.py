@@ -1,4 +1,4 @@
-"""Cluster of processes that train together, by the environment variable TF_CONFIG; read without TensorFlow."""
+"""Cluster of processes that train together, read from the environment variable TF_CONFIG without TensorFlow."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Reads TF_CONFIG; None where it describes no cluster. Raises InputError where it does not name this worker."""
+    """Reads TF_CONFIG; None if it describes no cluster. Raises InputError if it does not name this worker."""
     text = environment.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -1,7 +1,7 @@
-"""Exchanges of workers in a step: sums, gathered tensors, and messages to each worker, by TensorFlow's collectives.
+"""Exchanges between workers in a step: sums, gathered tensors, and messages to each, by TensorFlow's collectives.
 
-All workers make the same calls in the same order. The order of a sum depends on the number of workers alone: all
-have the same bits, in every run. For a single process nothing is added to the graph.
+All workers make the same calls in the same order. The order of a sum depends only on the number of workers: all
+get the same bits, in every run. For a single process nothing is added to the graph.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _GROUP = 1
 _PATIENCE_SECONDS = 3600.0
-# The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
+# A key is the number of a call followed by the dynamic size, since it serves tensors of only one shape.
 _SIZES = 1 << 22
 _MAX_CALLS = (2**31 - 1) // _SIZES
 # Errors of exchanges when a worker is gone, or does not take part in time.
@@ -71,7 +71,7 @@ class Workers:
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums floating-point tensors of one dtype elementwise; their shapes may differ from call to call."""
+        """Sums floating-point tensors of one dtype over all workers; their shapes may differ from call to call."""
         if self.size == 1 or not tensors:
             return list(tensors)
         # One message instead of many: each has its latency.
@@ -90,7 +90,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums as ``all_reduce`` with the gradient of the sum, which is right if all compute the same from it."""
+        """Sums like ``all_reduce``, with a gradient that is correct if all workers compute the same from the sum."""
         if self.size == 1:
             return list(tensors)
 
@@ -131,14 +131,14 @@ class Workers:
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums int32 [N] elementwise, where all sums must fit into int32; between two steps."""
+        """Sums int32 [N] over all workers; all sums must fit into int32; only between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
     def gather_uneven(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Gathers int64 [N] of each worker, where N may differ; between two steps."""
+        """Gathers int64 [N] from each worker, where N may differ; between two steps."""
         lengths = self.gather_numbers(np.array([len(numbers)]))[:, 0]
         rows = self.gather_numbers(np.pad(numbers, (0, int(lengths.max()) - len(numbers))))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
@@ -223,7 +223,7 @@ class Workers:
             log.info("left: %s", error)
 
     def agree(self, texts: Mapping[str, str]) -> None:
-        """Raises InputError in all workers, with the addresses, if some have another text, by name, than the first."""
+        """Raises InputError in all workers, naming the workers with a text that differs from the first worker's."""
         for what, text in texts.items():
             digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
             digests = self.gather_numbers(digest)
@@ -245,7 +245,7 @@ class Workers:
 
     @cached_property
     def _eager(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
-        """Functions between steps, as collectives run in graphs alone; each is traced once, at its first call."""
+        """Functions for use between steps, as collectives run only in graphs; each is traced at its first call."""
 
         def add(flat: tf.Tensor) -> tf.Tensor:
             return self._summed(flat, self._key(flat))
@@ -297,7 +297,7 @@ class Workers:
 
 
 def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the padding to one of a few sizes, as TensorFlow keeps state for each, and that size's number."""
+    """Returns the padding to one of a few sizes, as TensorFlow keeps state for each, and that size's index."""
     bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
     step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
     count = (size + step - 1) // step

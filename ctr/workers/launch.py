@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """Plan of a launch, with callbacks for its progress."""
+    """Command, limits and environment of the workers to launch, with callbacks for their progress."""
 
     command: Sequence[str]
     size: int
@@ -73,7 +73,7 @@ class _Worker(NamedTuple):
 
 @dataclass
 class _Heard:
-    """Reports of workers: their errors, which have begun to join, and which are stopped, since when."""
+    """State of the workers: errors by rank, ranks that have begun to join, and since when a worker is stopped."""
 
     errors: dict[int, str] = field(default_factory=dict)
     passing: set[int] = field(default_factory=set)  # workers with a passing fault other than a lost one
@@ -90,8 +90,8 @@ def launch(plan: Launch) -> int:
     """Runs all workers until they are done; returns the first one's status as in a shell. Requires the main thread.
 
     The first worker writes to this process's standard output, all else goes to its log. SIGTERM and SIGINT are passed
-    to all; a second one ends this process. In any case, no worker outlives it. Raises InputError: bad input, or
-    another process uses the folder; WorkerLostError: workers were lost repeatedly without a checkpoint between.
+    to all; a second one ends this process. In any case, no worker outlives it. Raises InputError for bad input, or if
+    another process uses the folder; WorkerLostError if workers were lost repeatedly without a checkpoint between.
     """
     make_folder(plan.folder)
     with (
@@ -119,7 +119,7 @@ def launch(plan: Launch) -> int:
 
 
 def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Sets the variables, if not set already, that divide this machine's processors among workers."""
+    """Returns the environment variables, unless already set, that divide this machine's processors among workers."""
     share = str(max(1, len(os.sched_getaffinity(0)) // size))
     names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     return {name: share for name in names if name not in environment}
@@ -149,7 +149,7 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
     launcher = os.getpid()
 
     def die_with_launcher() -> None:
-        # By the kernel, also if this process is killed, which may already have happened.
+        # The kernel then kills the worker, also if this process is killed, which may already have happened.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
             os._exit(PASSING)

@@ -1,7 +1,7 @@
 """Workers of one machine: they exchange arrays in shared memory, announce them by messages, and open no port.
 
 A worker has two areas of memory, used in turn: a worker that has the messages of an exchange knows that all others
-have read the arrays of the previous one. ``join`` joins a process to such workers, or to those of a cluster.
+have read the arrays of the previous one. ``join`` joins a process to such workers, or to the workers of a cluster.
 """
 
 import contextlib
@@ -67,7 +67,8 @@ class Board:
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
         """Returns the arrays of all workers, flat, by rank, which stay unchanged until the next exchange ends.
 
-        All must pass the same dtype, size and number of the call, else RuntimeError. After a LostError all others fail.
+        All must pass one dtype, the same size and the same number of the call. Raises RuntimeError for another number
+        or size, and LostError if a worker is lost, and from then on.
         """
         with self._lock:
             if self.lost is not None:
@@ -125,7 +126,7 @@ class Board:
 
     def _fail(self, lost: Sequence[int]) -> NoReturn:
         self.lost = tuple(lost)
-        # So that all name the same worker, and not one that only ends because of it.
+        # All are told, so that they name the same worker, and not one that ends only because of it.
         for rank in lost:
             self._tell((_LOSS, rank, 0))
         raise LostError

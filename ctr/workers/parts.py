@@ -1,4 +1,4 @@
-"""Arrays of which each worker holds a part: assigns the rows to workers, and joins the parts."""
+"""Assigns the rows of arrays to workers, and joins the parts that the workers hold."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ class Part(NamedTuple):
 
     rows: np.ndarray  # int64 [n], in the order in which the worker has them
     total: int  # number of rows in all parts together
-    # Of the whole array, where rows are single elements of it, numbered in row-major order.
+    # The whole array's shape if rows are its single elements, numbered in row-major order; else None.
     shape: tuple[int, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -33,17 +33,17 @@ class Part(NamedTuple):
 
 
 class Deal(NamedTuple):
-    """Deals rows in turn, so that new rows spread evenly, too: W workers have every W-th one each, from ``rank`` on."""
+    """Deals rows in turn, so that new rows spread evenly: each of W workers has every W-th row, from ``rank`` on."""
 
     rank: int = 0
     size: int = 1
 
     def count(self, total: int) -> int:
-        """Counts the rows here, of the first ``total``."""
+        """Returns how many of the first ``total`` rows this worker has."""
         return len(range(self.rank, total, self.size))
 
     def here(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects the rows that are here, of [N], below 0 for none: their positions, and their indices here."""
+        """Selects this worker's rows among [N] (below 0: no row): their positions, and their local indices."""
         if self.size == 1:
             positions = np.flatnonzero(rows >= 0)
             return positions, rows[positions]
@@ -51,7 +51,7 @@ class Deal(NamedTuple):
         return positions, rows[positions] // self.size
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the rows with these indices here."""
+        """Returns the rows with these local indices."""
         return indices * self.size + self.rank
 
     def part(self, total: int) -> Part:
@@ -88,7 +88,7 @@ def shard(array: np.ndarray, part: Part) -> np.ndarray:
 
 
 def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
-    """Joins parts to the whole array. Raises ValueError: parts do not fit, or a row is in none of them or in two."""
+    """Joins parts into the whole array. Raises ValueError if parts do not fit, or a row is in none or in several."""
     (first, array), *_ = parts
     whole, seen = np.zeros((first.total, *array.shape[1:]), array.dtype), np.zeros(first.total, np.int64)
     for part, values in parts:
@@ -104,9 +104,9 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """Joins one worker's part from others' parts; more may come in a later call, with the ``array`` so far.
+    """Assembles the part ``wanted`` from other parts; a later call may add more of them to the ``array`` so far.
 
-    Rows that are missing so far are zero. Raises ValueError: the parts are of different arrays.
+    Rows that are missing so far are zero. Raises ValueError if the parts are of different arrays.
     """
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]

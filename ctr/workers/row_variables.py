@@ -23,7 +23,7 @@ def grow_rows(variable: tf.Variable, size: int) -> None:
 
 
 def read_rows(variable: tf.Variable, begin: int, end: int) -> np.ndarray:
-    """Reads the rows from ``begin`` to ``end``, between two steps."""
+    """Reads the rows from ``begin`` to ``end`` (exclusive), between two steps."""
     return np.asarray(variable.sparse_read(tf.range(begin, end)))
 
 

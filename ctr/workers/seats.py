@@ -15,7 +15,7 @@ from typing import Any
 from ctr.workers.cluster import Cluster, read_cluster
 
 VARIABLE = "CTR_SEAT"
-AREAS = 2  # areas of memory of each worker, which take turns
+AREAS = 2  # areas of memory of each worker, used in turn
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Seat:
 
 
 def make_seats(size: int) -> Iterator[Seat]:
-    """Yields each worker's seat; its descriptors are open until the next one is requested: start the worker before."""
+    """Yields each worker's seat; start the worker before requesting the next seat, which closes the descriptors."""
     _allow_descriptors(size * size // 4 + size * (AREAS + 1))
     areas = tuple(tuple(os.memfd_create("ctr-worker") for _ in range(AREAS)) for _ in range(size))
     ends: dict[tuple[int, int], int] = {}
@@ -59,7 +59,7 @@ def make_seats(size: int) -> Iterator[Seat]:
 
 
 def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Cluster | None:
-    """Takes this process's seat from the environment, so that its children lack it; without one, reads TF_CONFIG."""
+    """Takes this process's seat from the environment, so that no child inherits it; without one, reads TF_CONFIG."""
     text = environment.pop(VARIABLE, "")
     if not text:
         return read_cluster(environment)

@@ -1,4 +1,4 @@
-"""``ctr train`` with one worker on each of some nodes of a Ray cluster.
+"""Runs ``ctr train`` on a Ray cluster, with one worker on each of several nodes.
 
     pip install 'ray[train]'
     python ray_train.py 4 logs/mind --config mind.yaml --out runs/mind

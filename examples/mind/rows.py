@@ -1,4 +1,4 @@
-"""Makes a table of the MIND news data set, behaviors.tsv with news.tsv beside it: a row for each candidate.
+"""Converts the MIND news data set, behaviors.tsv with news.tsv beside it, to a table with a row for each candidate.
 
     python examples/mind/rows.py MINDsmall_train mind.parquet
     ctr ingest table mind.parquet --mapping examples/mind/mapping.yaml --out logs/mind

@@ -1,4 +1,4 @@
-"""A loss, a network and a rule of columns of one's own. What they need of TensorFlow is imported when they compute.
+"""Plug-ins: a loss, a network and a rule of columns. TensorFlow is imported only when they compute.
 
 In a configuration::
 
@@ -22,7 +22,7 @@ from ctr.training.model_config import NetworkPlugin
 
 
 class Focal(ExtraLoss):
-    """The focal loss (Lin et al., arXiv 1708.02002): (1 - p)^gamma times the logistic loss, p of what happened.
+    """The focal loss (Lin et al., arXiv 1708.02002): (1 - p)^gamma times the logistic loss, p of the actual outcome.
 
     Attributes:
         gamma: 0: the logistic loss; the larger, the less rows count that are predicted well.
@@ -33,7 +33,7 @@ class Focal(ExtraLoss):
     def loss(self, label: Any, logit: Any) -> Any:
         import tensorflow as tf
 
-        against = logit * (1 - 2 * label)  # the logit of what did not happen
+        against = logit * (1 - 2 * label)  # the logit of the outcome that did not occur
         # sigmoid(x) ** gamma has no derivative where the sigmoid rounds to 0.
         return tf.exp(-self.gamma * tf.nn.softplus(-against)) * tf.nn.softplus(against)
 

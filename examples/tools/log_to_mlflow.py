@@ -14,7 +14,7 @@ import yaml
 
 
 def log_run(folder: Path) -> None:
-    """Logs one run directory as a new MLflow run, of the directory's name."""
+    """Logs one run directory as a new MLflow run with the directory's name."""
     config = pd.json_normalize(yaml.safe_load((folder / "config.yaml").read_text())).iloc[0]
     summary = json.loads((folder / "summary.json").read_text())
     with mlflow.start_run(run_name=folder.name):

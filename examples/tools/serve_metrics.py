@@ -1,4 +1,4 @@
-"""Serves the last window of a run that trains to Prometheus, on the loopback.
+"""Serves the last metrics window of a training run to Prometheus, on the loopback interface.
 
 python serve_metrics.py runs/first --port 9090       # http://127.0.0.1:9090/metrics
 """

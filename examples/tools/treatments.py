@@ -2,14 +2,14 @@
 
 python treatments.py runs/factorized-21 runs/factorized-22 runs/factorized-23
 
-The predictions q of each arm, from before a row was learned from, meet the true probabilities p of the logs:
+The predictions q of each arm, made before it learned from the row, are compared with the logs' true probabilities p:
 
     excess loss = mean of  p log(p / q) + (1 - p) log((1 - p) / (1 - q))
 
-served: rows of the auction. randomized: ads, their order and number drawn at random. rare: of these, the rows at
-positions that together have at most 2% of the served rows. Ratios are to the arm that an arm is against, with 95%
-intervals over queries, of all rows and of the second half of each log, and for each experiment. predicted: the sum of q
-over the sum of p.
+served: rows of the auction. randomized: ads, their order and number drawn at random. rare: the randomized rows at
+positions that together have at most 2% of the served rows. Ratios are to the arm's reference, for all rows and for the
+second half of each log, with 95% intervals over queries, and for each experiment. predicted: the sum of q over the sum
+of p.
 """
 
 import argparse

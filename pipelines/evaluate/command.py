@@ -1,4 +1,4 @@
-"""Command ``ctr evaluate``: metrics of recorded predictions, or a comparison of two, as text."""
+"""Command ``ctr evaluate``: metrics of recorded predictions, or a comparison of two sets, as text."""
 
 import contextlib
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def run_evaluate(
     beam_options: str = "",
     by_day: bool = False,
 ) -> dict[str, Any]:
-    """Measures predictions (`evaluate`), or compares others with them (`evaluate_difference`); silences Beam."""
+    """Measures predictions (`evaluate`) or compares `against` with them (`evaluate_difference`); silences Beam."""
     if against is not None and by_day:
         raise InputError("--by-day: not with --against; allowed: one set of predictions")
     options: Sequence[str] = ()
@@ -100,7 +100,7 @@ def _metric_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _training_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on the rows that the model has learned from; none where no row is marked."""
+    """Returns a warning or note on whether the model was trained on these rows; empty if no row is marked."""
     training = summary.get("training")
     if training is None:
         return []

@@ -1,4 +1,4 @@
-"""Metrics' states of one or two sets of predictions, to which whole queries are added by key."""
+"""Metric states of one or two sets of predictions, to which whole queries are added by key."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from ctr.pipelines.evaluate.rows import Piece, gather, join_rows
 
 
 class JoinedDifference(PredictionDifference):
-    """PD over joined predictions, and the number of examples that only the first or the second set has (int64 [])."""
+    """PD over joined predictions, and the numbers of examples in only the first or only the second set (int64 [])."""
 
     LAYOUT: ClassVar = {**PredictionDifference.LAYOUT, "only_a": ((), np.int64), "only_b": ((), np.int64)}
 
@@ -20,13 +20,13 @@ class JoinedDifference(PredictionDifference):
     only_b: IntArray
 
     def add(self, joined: JoinedPredictions) -> None:
-        """Adds joined examples, each of them once."""
+        """Adds joined examples, each of which must be added only once."""
         self.update(joined.first, joined.second, joined.query_id)
         self.only_a += joined.only_first
         self.only_b += joined.only_second
 
 
-# The states of two sets, or of one as the first.
+# The states of two sets; a single set has only ``a``.
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,
     "b": ProgressiveMetrics,
@@ -42,7 +42,7 @@ def new_states(sides: Iterable[str]) -> States:
 
 
 def add_key(states: States, pieces: Iterable[tuple[str, Piece]]) -> None:
-    """Adds the pieces of a key, each with its side: whole queries. Raises InputError for a repeated example_id."""
+    """Adds all (side, piece) pairs of a key, hence whole queries. Raises InputError for a repeated example_id."""
     held: dict[str, list[Piece]] = {name: [] for name in states if name != "difference"}
     for side, piece in pieces:
         held[side].append(piece)

@@ -1,6 +1,6 @@
-"""Computes the states of `keyed_states.py` on a Beam runner, whose workers read row groups and share a folder with it.
+"""Computes the states of `keyed_states.py` on a Beam runner, whose workers share a folder with this process.
 
-Elements are NumPy arrays of many rows, never single rows.
+Workers read row groups; elements are NumPy arrays of many rows, never single rows.
 """
 
 # Beam has types for its classes, but only for few of its functions.

@@ -1,7 +1,7 @@
-"""Rows of recorded predictions: finds their files, checks them, and gathers the rows of whole queries.
+"""Finds files of recorded predictions, checks them, and gathers the rows of whole queries.
 
-A piece is some rows of one file as a structured array of `ROW`; the pieces of a key are together the whole
-queries that fall to it.
+A piece is some rows of one file as a structured array of `ROW`; the pieces of a key together hold all rows of
+the queries that are hashed to it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ ROW = np.dtype(
 BATCH_ROWS = 1 << 20  # rows of a file in memory at a time
 
 Rows = npt.NDArray[np.void]
-Piece = tuple[str, Rows]  # the name of the file, and rows of it
+Piece = tuple[str, Rows]  # a file's name, and some of its rows
 
 _KEYS = ("example_id", "query_id", "logit")
 _LABELS = ("label", "metric_weight")
@@ -58,12 +58,12 @@ class RowGroup:
     marked: bool = False  # whether the file has a column `LEARNED`
     outcomes: tuple[str, ...] = ()  # the further labels that the file has
     outcome: str = ""  # the label to read, only of rows that have it; empty: the click
-    new: bool = False  # whether only the rows are taken that the model has not learned from
-    day: int | None = None  # days since 1970, UTC, of the queries whose rows are taken; None: of all
+    new: bool = False  # whether to read only rows that the model has not learned from
+    day: int | None = None  # read only queries of this day, UTC, in days since 1970; None: all
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
-    """Lists the row groups of files, folders and run directories by their footers. Raises InputError for a bad file."""
+    """Lists the row groups in the footers of files, folders and run directories. Raises InputError for a bad file."""
     groups: list[RowGroup] = []
     seen: set[Path] = set()
     for path in _files(inputs):
@@ -111,7 +111,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
 def check_columns(where: str, schema: pa.Schema) -> bool:
     """Checks the columns of predictions; returns whether they have labels and metric weights (both may be absent).
 
-    Raises InputError: a column is missing or of a wrong type; it names `where`.
+    Raises InputError, which names `where`, if a column is missing or has a wrong type.
     """
     if LEARNED in schema.names and not pa.types.is_boolean(schema.field(LEARNED).type):
         raise InputError(f"{where}: column {LEARNED} must be true or false, got {schema.field(LEARNED).type}")
@@ -173,7 +173,7 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
-    """Groups the rows by the UTC day of their queries, such as 2024-05-31. Raises InputError without query times."""
+    """Returns the row groups of each UTC day of query times, by ISO date. Raises InputError for bad query times."""
     days: dict[int, list[RowGroup]] = {}
     spans: dict[Path, tuple[int, int]] = {}
     for group in groups:
@@ -211,9 +211,9 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     """Counts the rows that the model has learned from, as marked by `ctr score`.
 
-    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where
-    some rows are unmarked and all others later. None where no row group is marked, such as for progressive
-    predictions, which precede the learning from the row. Raises InputError: a file is damaged.
+    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true if all are later, null if
+    some rows are unmarked and all others later. Returns None if no row group is marked, as in progressive
+    predictions, which are made before the model learns from the row. Raises InputError if a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None
@@ -232,8 +232,8 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1, outcome: str = "") -> Rows:
     """Returns a table's rows as `ROW` [N], after `check_columns`; labels and weights only if `labeled`.
 
-    Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
-    names `where`, the row, counted from `first_row`, and the column, which may be that of the label `outcome`.
+    Raises InputError if a value is null, a logit not finite, a label neither 0 nor 1, or a weight negative or not
+    finite. It names `where`, the row, counted from `first_row`, and the column, with the suffix `outcome` if given.
     """
     rows = np.zeros(table.num_rows, ROW)
 
@@ -260,9 +260,9 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1,
 
 
 def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
-    """Splits rows by a hash of their query, so that all rows of a query have the same of `keys` keys.
+    """Splits rows by a hash of their query into `keys` keys, so that all rows of a query have the same key.
 
-    Yields key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
+    Yields each key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
     """
     # Not the upper bits, which assign queries to the buckets of the intervals.
     key = splitmix64(rows["query_id"].astype(np.uint64)) % np.uint64(keys)
@@ -295,7 +295,7 @@ def gather(pieces: Iterable[Piece]) -> Rows:
 def join_rows(first: Rows, second: Rows) -> JoinedPredictions:
     """Aligns the rows of two sets under one key, each as returned by `gather`.
 
-    Examples are the same if example_id and query_id are equal: one that changed its query is not joined,
+    Examples match if both example_id and query_id are equal: an example whose query changed is not joined,
     whatever the key of the other query.
     """
     example_id, rows_1, rows_2 = np.intersect1d(

@@ -1,8 +1,8 @@
 """Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers equal those of `ctr.eval` up to rounding, the counts exactly. Rows are split by a hash of their query: whole
-queries meet under a key, in whatever files and row groups they are, and a key's rows are one batch of the metrics'
-states, which merge. This process reads the files once for each pass over `ROWS_PER_PASS` rows; Beam, where its options
+The metrics equal `ctr.eval`'s up to rounding, the counts exactly. Rows are split by a hash of their query, so that all
+rows of a query have one key, whatever their files and row groups, and a key's rows are one batch for the metric states,
+which can be merged. This process reads the files once for each pass over `ROWS_PER_PASS` rows; Beam, if its options
 are set, reads them once (`on_beam.py`).
 """
 
@@ -51,7 +51,7 @@ def difference_of(a: ProgressiveMetrics, b: ProgressiveMetrics, joined: JoinedDi
     }
 
 
-# Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
+# Rows that one worker holds in memory, about 100 bytes each; a larger query is held whole all the same.
 ROWS_PER_KEY = 1 << 20
 # Rows that this process holds in memory at a time, about 100 bytes each.
 ROWS_PER_PASS = 1 << 23
@@ -68,7 +68,7 @@ def evaluate(
     both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the summary
     of each day of query times, in UTC, by its date.
 
-    Raises InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
+    Raises InputError for no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)
@@ -101,10 +101,10 @@ def evaluate_difference(
 
     Returns:
         ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics
-        where there are no labels, with ``training`` as in `evaluate`. ``prediction_difference``:
+        if there are no labels, with ``training`` as in `evaluate`. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
         ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
-        (why; else None); None where the sets do not hold the same labeled examples.
+        (why; else None); None if the sets do not hold the same labeled examples.
 
     Raises:
         InputError: as `evaluate`, except that labels may be absent from all files of a set.

@@ -2,5 +2,5 @@
 
 ``publish`` has the shared steps: a chunk of events is routed to partitions (``tables``, ``rules``), and a closed
 partition is joined (``join``) and staged. ``follow`` runs batches and watches over a spool of files,
-``stream`` is the Beam pipeline for Flink and others, fed by ``stream_sources``. ``command`` is the command.
+``stream`` is the Beam pipeline for Flink and others, fed by ``stream_sources``. ``command`` is ``ctr ingest events``.
 """

@@ -1,4 +1,4 @@
-"""Counts of the events that were read, which must add up, their rejects, and the limit on the share of rejects."""
+"""Counts of the events that were read, their rejects, and the limit on the share of rejects."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from ctr.pipelines.tables.input_files import natural_order
 from ctr.pipelines.tables.rejects import Reject, json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
-RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
+RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with this many events
 
 _MANY_DAMAGED = 8
 _REJECTS_KEPT = 1000
@@ -25,7 +25,7 @@ _REJECTS_KEPT = 1000
 
 @dataclass
 class UnitReport:
-    """Counts of the events of a unit: ``good`` ones are stored, ``late`` were too late, the others rejected."""
+    """Event counts of a unit: ``good`` events are stored, ``late`` ones arrived too late, the others are rejected."""
 
     kind: Kind
     name: str
@@ -51,7 +51,7 @@ class UnitReport:
 
 
 def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
-    """Returns the arrival that each kind of ``before`` reaches with more files, -1 before the first event.
+    """Returns each kind's latest arrival after more files, starting from ``before``; -1 before the first event.
 
     A file of few events that jumps by more than a year is ignored: its clock is wrong. Files count in the order of
     their names, so the result does not depend on how many are read at a time.
@@ -67,7 +67,7 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
 
 @dataclass
 class KindCounts:
-    """Counts of the events of one kind: read, and among these late or rejected."""
+    """Counts of the events of one kind; ``read`` includes the late and the rejected ones."""
 
     read: int = 0
     late: int = 0
@@ -76,7 +76,7 @@ class KindCounts:
 
 @dataclass
 class EventCounts:
-    """Events that were read, and units that could not be read to their end."""
+    """Counts of the events that were read, by kind, and of units that could not be read to their end."""
 
     impressions: KindCounts = field(default_factory=KindCounts)
     clicks: KindCounts = field(default_factory=KindCounts)
@@ -96,7 +96,7 @@ class EventCounts:
 
 
 class RecentReports:
-    """Latest units of a job, those with 100,000 events and at most ``max_units``, which limit its share of rejects.
+    """Latest units of a job, with 100,000 events and at most ``max_units`` units, whose share of rejects is limited.
 
     Also checks, over all units, for columns of the mapping that no JSON object of a kind has: a table that lacks one in
     its header is refused at once, but only all objects together show that a name is misspelt.
@@ -125,7 +125,7 @@ class RecentReports:
             self._events -= self._reports.popleft().events
 
     def check(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """Raises InputError for too many rejects, damaged files, or an absent column, from ``at_least`` events on.
+        """Raises InputError for damaged files or, from ``at_least`` events on, too many rejects or an absent column.
 
         If most of several units could not be read, the mapping or the disk is at fault.
         """
@@ -155,9 +155,9 @@ class RecentReports:
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
-    """Writes rejects to ``LOG/rejects/``: a file for each kind in a file of events, an object for each reject.
+    """Writes rejects to ``LOG/rejects/``: a file for each kind and file of events, a JSON line for each reject.
 
-    The first thousand rejects of a unit are described; a line has the number of the others.
+    Describes the first thousand rejects of a unit; one more line counts the others. Deletes files without rejects.
     """
     by_file: dict[str, list[bytes]] = {}
     for report in reports:
@@ -171,7 +171,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
 
 def describe_rejects(report: UnitReport) -> bytes:
-    """Formats the rejects of a unit as lines of JSON; empty without any."""
+    """Formats the rejects of a unit as JSON lines; empty if there are none."""
     lines = [reject_line(reject, report.name) for reject in report.rejects]
     if more := report.rejected - len(report.rejects):
         lines.append(json_line({"file": report.name, "more": more}))

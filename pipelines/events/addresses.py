@@ -34,7 +34,7 @@ def _beam() -> Any:
 def for_workers(location: Location) -> Location:
     """Returns the absolute path or the address of a folder for workers.
 
-    Raises InputError: no file system of Beam has the address, or Beam would treat it as a pattern.
+    Raises InputError if no file system of Beam handles the address, or Beam would treat it as a pattern.
     """
     if isinstance(location, Path):
         return location.resolve()
@@ -81,7 +81,7 @@ def local_log(log: Location, *patterns: str, names: str = "") -> Iterator[Path]:
     """Yields the folder of a log; for an address, a temporary one, whose changes are then copied to the address.
 
     The temporary folder has copies of the files that match ``patterns``, and empty files for those that match the
-    pattern ``names``. New files are copied to the address, and deleted copies deleted there, unless the block raises.
+    pattern ``names``. Unless the block raises, new files are copied to the address, and deleted copies deleted there.
     """
     if isinstance(log, Path):
         yield log
@@ -106,7 +106,7 @@ def local_log(log: Location, *patterns: str, names: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _temporary_folder(address: str) -> Iterator[Path]:
-    """Yields a temporary folder; errors of the block name the address instead."""
+    """Yields a temporary folder; errors raised in the block name the address instead of the folder."""
     with tempfile.TemporaryDirectory(prefix="ctr-") as folder:
         try:
             yield Path(folder)

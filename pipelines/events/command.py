@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def check_events(options: EventOptions) -> EventMapping:
     """Reads the mapping and refuses impossible options; loads no TensorFlow.
 
-    Raises InputError: a wrong mapping, incompatible arguments, a missing folder, or an ``--out`` with other
+    Raises InputError for an invalid mapping, incompatible arguments, a missing folder, or an ``--out`` with other
     content.
     """
     mapping = load_event_mapping(options.mapping)

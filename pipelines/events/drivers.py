@@ -13,7 +13,7 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True)
 class FollowSettings:
-    """Settings of followed folders, for a watch in this process or as the source of a stream."""
+    """Settings for following folders, in a watch in this process or as the source of a stream."""
 
     poll_seconds: float = 0.5  # between two scans of the folders
     settle_seconds: float = 0.5  # for which a file must not have changed before it is read
@@ -56,9 +56,9 @@ class EventOptions:
 
 
 def choose_settings(options: EventOptions) -> FollowSettings | None:
-    """Reads the options of the selected driver; None: a batch, or topics, which are not followed as folders.
+    """Returns the settings for following folders, or None for a batch or for Kafka topics.
 
-    Raises InputError for flags of no driver, or an option of another one.
+    Raises InputError for flags that cannot be combined, and for an option of another driver.
     """
     is_live = options.stream or options.follow
     # A number may be 0.

@@ -1,17 +1,17 @@
-"""Joins the events of folders to a log, partition by partition: all existing ones at once, or as they arrive.
+"""Joins the events in folders into a log, partition by partition: all existing ones at once, or as they arrive.
 
 ::
 
-    LOG/.events/                              the spool of a job that follows folders, which outlives the process
-    SPOOL/clock.json                          the arrival that its clock has reached, and so which partitions are closed
+    LOG/.events/                              the spool of a job that follows folders; it outlives the process
+    SPOOL/clock.json                          the arrival that the clock has reached, which closes partitions
     SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
 
 A round reads files, stores their events in a spool, moves the clock to the arrival that all kinds have reached, and
-publishes the partitions that are closed by it, in order. A batch is one round of all files whose clock is then moved to
-the end, with a spool that is removed with the process. A round that is killed is done again with the same result: files
-are read again until their report is there, and write the same files of the spool again; partitions are staged again
-until their manifest is there. Memory holds the partition that each thread joins or the chunk that it reads.
+publishes the partitions that are closed by it, in order. A batch is one round over all files, after which the clock
+moves to the end; its spool is removed with the process. A killed round is repeated with the same result: a file is read
+again, into the same files of the spool, until its report exists, and a partition is staged again until its manifest
+exists. Each thread holds the partition that it joins, or the chunk that it reads, in memory.
 """
 
 import json
@@ -91,7 +91,7 @@ _CHANGED = "changed after it was read: the added part is not read; put new event
 
 @dataclass(frozen=True)
 class EventsResult:
-    """Result of a batch."""
+    """Counts, warnings and timings of a batch."""
 
     counts: EventCounts
     partitions: int
@@ -104,7 +104,7 @@ class EventsResult:
 
 @dataclass
 class Progress:
-    """Work of a watch so far, including earlier processes."""
+    """Progress of a watch; ``counts`` and ``clock_us`` continue from earlier processes."""
 
     counts: EventCounts
     clock_us: int = -1  # the arrival that the clock has reached, -1 before the first
@@ -118,9 +118,9 @@ def ingest_events(
 ) -> EventsResult:
     """Publishes the examples from the events of ``folders`` as the log ``log``, in one round.
 
-    It closes every partition with events: later events cannot be added to these.
-    A killed job can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
-    a missing column, too many rejects, a log from another source, or not a single example.
+    Closes every partition that has events, so later events cannot be added to these.
+    A killed job can be run again: it publishes the same bytes. Raises InputError for no events, a damaged file,
+    a missing column, too many rejects, a log from another source, or no examples at all.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -153,7 +153,7 @@ def ingest_events(
         raise InputError(f"{log}: none of {impressions.read} impressions became an example: {fate}; {see}")
     absent = [kind for kind in mapping.kinds if not any(unit.kind == kind for unit in files)]
     warnings = [f"no files of {kind} found; looked for {looked[kind]}" for kind in absent]
-    # They stay open, see ``arrivals_reached``.
+    # They stay open, see ``drained_clock``.
     warnings += [
         f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
         for start in left[:1]
@@ -170,10 +170,10 @@ def watch_events(
     stop: Callable[[], bool],
     report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
-    """Publishes partitions as their events arrive, until ``stop`` returns true or, draining, all is published.
+    """Publishes partitions as their events arrive, until ``stop`` returns true or, if draining, all is published.
 
-    ``stop`` is called between rounds, ``report`` after each one with the published partitions. Raises InputError: more
-    rejects than allowed, or another mapping or another process at work on the log.
+    ``stop`` is called between rounds, ``report`` after each one with the published partitions. Raises InputError for
+    more rejects than allowed, a log of another mapping, or another process that publishes there.
     """
     mapping = with_pinned_teacher(mapping, log)
     begin_log(log, mapping)
@@ -195,7 +195,7 @@ def watch_events(
 
 
 class _Job:
-    """Rounds of a batch over a spool."""
+    """Batch job: reads units into a spool, and publishes the closed partitions, in rounds."""
 
     threads = 2
 
@@ -210,14 +210,14 @@ class _Job:
     def read(self, units: Sequence[Unit]) -> None:
         """Stores the events of units in the spool.
 
-        Arrivals before the current clock are too late for the partitions that it closed, whenever they are read.
+        An arrival before the current clock counts as the clock, so its event is too late for the closed partitions.
         """
         with ThreadPoolExecutor(self.threads) as pool:
             reports = list(pool.map(self._spool, units))
         self.add(reports, reports)
 
     def add(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
-        """Counts units that are in the spool, and describes the rejects of some."""
+        """Adds the reports of spooled units to the counts, and writes the rejects of ``described``."""
         for report in reports:
             self.progress.counts.add(report)
             self.reports.add(report)
@@ -225,7 +225,7 @@ class _Job:
         write_rejects(self.log, described)
 
     def _spool(self, unit: Unit) -> UnitReport:
-        """Stores the events of a unit in the spool by partition, and at its end its report."""
+        """Stores a unit's events in the spool by partition, then its report."""
         report = UnitReport(unit.kind, unit.name)
         for number, chunk in enumerate(self._chunks(unit, report)):
             routed = route_chunk(self.mapping, self.log, report, chunk, self.progress.clock_us)
@@ -247,7 +247,7 @@ class _Job:
         return self.spool / "segments" / f"{start:019d}"
 
     def _starts(self) -> list[int]:
-        """Lists the partitions that have segments, in order."""
+        """Lists the starts of the partitions that have segments, ascending."""
         folder = self.spool / "segments"
         return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
@@ -270,8 +270,8 @@ class _Job:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
         A partition that begins more than a year, plus the windows, after the last impression or click stays open: its
-        few events have wrong clocks, and no later partition could be published after it. A label may be silent for
-        longer.
+        few events have wrong clocks, and no later partition could be published after it. The events of labels do not
+        count, as they may be absent for longer.
         """
         reached = [self.arrived[kind] for kind in (IMPRESSIONS, CLICKS) if self.arrived[kind] >= 0]
         last = min(reached, default=-1) + FAR_US + self.rules.lookback
@@ -280,11 +280,11 @@ class _Job:
         )
 
     def open_starts(self) -> list[int]:
-        """Lists the partitions with events that are not published."""
+        """Lists the starts of the partitions with events that are not published, ascending."""
         return [start for start in self._starts() if start > self.last_published]
 
     def count_pending(self, published: Sequence[Manifest]) -> None:
-        """Counts the impressions that wait in open partitions. Raises RuntimeError when others are in no partition."""
+        """Counts the impressions that wait in open partitions. Raises RuntimeError if the counts do not add up."""
         waiting = (table for start in self.open_starts() for table in self._read(start, IMPRESSIONS))
         self.progress.pending = pending = sum(table.num_rows for table in waiting)
         inside, count = sum_counters(published).get("impressions", 0), self.progress.counts.impressions
@@ -295,7 +295,7 @@ class _Job:
             )
 
     def publish(self) -> list[Manifest]:
-        """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs."""
+        """Publishes the partitions closed by the clock, in order; deletes segments that no later partition needs."""
         rules, clock = self.rules, self.progress.clock_us
         starts = [start for start in self.open_starts() if rules.closes_at(start) <= clock]
         if not starts:
@@ -315,7 +315,7 @@ class _Job:
 
 
 class _Watch(_Job):
-    """Rounds of a watch: remembers the files that were read, and when the last one of each kind was seen."""
+    """Watch job: also remembers the files that were read, and when the last one of each kind was seen."""
 
     threads = 1
 
@@ -352,7 +352,7 @@ class _Watch(_Job):
         self.add(reports, [report for report in reports if report.rejected or report.damaged])
 
     def add(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
-        """Does as a batch does, and raises InputError for too many rejects."""
+        """Adds reports as a batch does, and remembers their files. Raises InputError for too many rejects."""
         super().add(reports, described)
         for report in reports:
             self._versions[report.kind, report.name] = Version(report.size, report.modified_ns)
@@ -360,7 +360,7 @@ class _Watch(_Job):
         self.reports.check()
 
     def _chunks(self, unit: Unit, report: UnitReport) -> Iterator[Chunk]:
-        """Yields the chunks before a damage, which is reported instead of ending the job."""
+        """Yields the chunks before any damage, which is reported instead of ending the job."""
         try:
             yield from super()._chunks(unit, report)
         except UnreadableNowError:
@@ -369,7 +369,7 @@ class _Watch(_Job):
             report.damaged = str(error)
 
     def new_units(self) -> list[Unit]:
-        """Returns the next files to read, some at a time, each kind's earliest arrivals first."""
+        """Returns the next files to read, at most 32 of each kind, the earliest arrivals first."""
         unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
         units: list[Unit] = []
         for kind in self._seen:
@@ -408,5 +408,5 @@ class _Watch(_Job):
             clock = max(self.arrived.values()) + round(since * 1e6)
         if clock > self.progress.clock_us:
             self.progress.clock_us = clock
-            # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
+            # Written before any partition is closed: a later process must judge arrivals by the same clock.
             write_state_file(self.spool / CLOCK, json.dumps({"clock_us": clock}).encode())

@@ -1,6 +1,6 @@
-"""Join of one closed partition: impressions, clicks and conversions in, labeled examples and side tables out. Pure.
+"""Joins the impressions, clicks and conversions of one closed partition to labeled examples and side tables.
 
-The events of a further label are joined as clicks are, within a separate window; "clicks" below are either.
+Pure functions. A further label's events are joined as clicks are, within a separate window; "clicks" below are either.
 
 The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
 counted once, and the counts are checked to add up before anything is returned.
@@ -27,21 +27,21 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 
 def fate_counters(kind: Kind) -> tuple[str, ...]:
-    """Returns the names of the counters of the outcomes of clicks, or of a label's events."""
+    """Returns the names of a kind's counters: one for each outcome of a click or of a label's event."""
     return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Examples and the other events of a partition."""
+    """Examples of a partition, its unmatched and conflicting events, and its counters."""
 
     examples: pa.Table  # rows of a shard, in the order of a log, and the raw values of ``keep_values``
-    # Clicks of this home without an example, and events of each label, under ``UNMATCHED_SCHEMA``, sorted.
+    # Clicks, and events of each label, whose home this is and that match no example, in ``UNMATCHED_SCHEMA``, sorted.
     unmatched: dict[Kind, pa.Table]
     # Impressions with the id of another one, in the input's columns without raw values, sorted.
     conflicting: pa.Table
-    # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home, and the events
-    # of each label, by its name, are the sum of their ``fate_counters``.
+    # ``impressions`` equals the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` whose home this is, and
+    # each label's events, by its name, equal the sum of their ``fate_counters``.
     counters: dict[str, int]
     # Float32, of the examples in their order; None where no teacher scored them.
     teacher_logit: np.ndarray | None = None
@@ -62,10 +62,10 @@ def join_partition(
 ) -> Joined:
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
-    A click counts for the impression of its id if it is at most its kind's window after the impression and at most
-    ``rules.skew`` before. Of impressions with one id the earliest stays. One that differs from it in its arrival alone
-    is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
-    does; at the same time it is a duplicate.
+    A click counts for the impression with its id if it is at most its kind's window after the impression and at most
+    ``rules.skew`` before. Of several impressions with one id the earliest is kept; one that differs from it only in its
+    arrival is a duplicate, and any other conflicts. A second click on an impression matches too if its time is
+    different; at the same time it is a duplicate.
 
     ``impressions`` is this partition's table (``impression_schema``), ``earlier`` has the impressions before it
     (``EARLIER_SCHEMA``; rows before ``known_from`` are ignored), ``events`` maps kinds to this partition's tables
@@ -105,7 +105,7 @@ def sample_joined(
 ) -> Joined:
     """Samples the examples by the rule and multiplies their weights by the importance weights (FF 3.3).
 
-    Raises InputError: an unknown feature or value, or a rule that requires a teacher's logit where there is none.
+    Raises InputError for an unknown feature or value, or a rule that requires a teacher's logit if there is none.
     """
     rows = joined.examples
     low_visibility = None
@@ -132,7 +132,7 @@ def sample_joined(
 
 
 def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> None:
-    """Raises RuntimeError when an event is not accounted for: a bug of this module, never its input."""
+    """Raises RuntimeError if an event is not accounted for, which is a bug in this module, never in its input."""
     counters = joined.counters
     dropped = sum(counters[name] for name in NOT_PUBLISHED)
     fates = {kind: sum(counters[name] for name in fate_counters(kind)) for kind in joined.unmatched}
@@ -160,7 +160,7 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     suspects = _isin(ids, np.sort(np.concatenate([repeated, seen_before])))
     indices = np.flatnonzero(suspects)
     suspected = impressions.take(pa.array(indices))
-    # What is compared and sorted by: query time first, arrival last, without the label.
+    # The columns to compare and sort by: query time first, arrival last, without the label.
     names = [
         name
         for name in without_values(suspected).column_names
@@ -172,8 +172,8 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     values = [repr(row) for row in suspected.select(extra).to_pylist()] if extra else [""] * len(indices)
     dropped = np.zeros(len(ids), bool)
     conflicting: list[tuple[int, tuple[object, ...], int]] = []
-    # The content of the first impression by id. One that was there in an earlier partition has another query time, so
-    # it is not the same.
+    # The content of the first impression by id. An impression in an earlier partition has another query time, so its
+    # content differs.
     firsts: dict[int, tuple[object, ...]] = dict.fromkeys(seen_before.tolist(), ())
     copies = zip(suspected.column("example_id").to_pylist(), content, values, indices.tolist(), strict=True)
     for key, row, _, index in sorted(copies):
@@ -198,7 +198,7 @@ def _isin(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
-    """Returns the first arrival of each click, by (id, time), and the number of repetitions with this home."""
+    """Returns the first arrival of each click, by (id, time), and the number of repetitions whose home this is."""
     ids, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     order = np.lexsort((arrival, times, ids))
     ids, times = ids[order], times[order]
@@ -227,7 +227,7 @@ def _labels(rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, click
 def _match_clicks(
     rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Matches the distinct clicks of this partition; returns the unmatched ones and the counts."""
+    """Matches the distinct clicks whose home this partition is; returns the unmatched clicks and the counts."""
     home = clicks.filter(pa.array(rules.home_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)
@@ -241,7 +241,7 @@ def _match_clicks(
     ids, asked, shown_at = ids[order], asked[order], shown_at[order]
     matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
-        # The first of the places with this id is its earliest impression.
+        # The first entry with this id is its earliest impression.
         indices = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
         after = times - shown_at[indices]
         window, late_window = rules.windows[kind]

@@ -1,6 +1,6 @@
-"""Steps of every driver: from a chunk to events by partition, and from these to all files of a joined partition.
+"""Steps shared by all drivers: routing a chunk's events to partitions, and writing a joined partition's files.
 
-A later step only has to publish its manifest.
+Only its manifest is left for a later step to publish.
 
 ::
 
@@ -9,9 +9,9 @@ A later step only has to publish its manifest.
     LOG/unmatched/START-END-NAME.parquet  the same for events of the label NAME
     LOG/conflicting/START-END.parquet     impressions with the id of another one
     LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
-    LOG/values/                           the raw values of the examples, where the mapping asks for them
+    LOG/values/                           the raw values of the examples, if the mapping asks for them
 
-Shards, sidecar, values and side files of a partition are there before its manifest names them. Their content depends
+Shards, sidecar, values and side files of a partition exist before its manifest names them. Their content depends
 only on the partition's events, so any number of workers may write them any number of times.
 """
 
@@ -86,7 +86,7 @@ def last_published(log: Path) -> int:
 def publish_staged(
     log: Path, mapping: EventMapping, histories: Histories, staged: Iterable[tuple[int, bytes]]
 ) -> Iterator[Manifest]:
-    """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one.
+    """Publishes staged manifests (JSON; empty: no events) by time; no reader sees one before an earlier one.
 
     Histories are filled now, because they need the earlier partitions.
     """
@@ -101,13 +101,13 @@ def publish_staged(
 
 
 def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
-    """Returns the file of a partition's clicks, or of the events of a label, that count for no example."""
+    """Returns the path of the file with a partition's clicks, or label's events, that count for no example."""
     name = manifest.name if kind == CLICKS else f"{manifest.name}-{kind}"
     return log / UNMATCHED / f"{name}.parquet"
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
-    """Writes events that arrived after their partition was closed; the same events make the same file."""
+    """Writes events that arrived after their partition was closed; equal events are written to the same file."""
     write_parquet(log / LATE_EVENTS, kind, without_values(table).combine_chunks())
 
 
@@ -149,10 +149,10 @@ def route_chunk(
 def stage_events(
     log: Path, mapping: EventMapping, start: int, events: Mapping[str, Sequence[pa.Table]]
 ) -> bytes:
-    """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
+    """Joins, scores and samples the events of a partition, and writes all its files but the manifest.
 
     ``events`` has the tables of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
-    Raises InputError if something else was published before.
+    Raises InputError if the partition was published before with other content.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
@@ -206,7 +206,7 @@ def _teacher(model: Path) -> Any:
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Returns the mapping with its teacher pinned to the log's first one, else the newest; InputError: bad features."""
+    """Pins the mapping's teacher to the log's recorded model, else the newest. Raises InputError for other features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -1,6 +1,6 @@
-"""Files of raw events: lists them, detects which are new and complete, and reads them to chunks of raw columns.
+"""Lists files of raw events, detects which are new and complete, and reads them as chunks of raw columns.
 
-A watch knows every file that was read from the reports in its spool; a stream knows only the last one, ``ReadSoFar``,
+A watch has a report in its spool for every file that it has read; a stream knows only the last file, ``ReadSoFar``,
 which is part of the runner's checkpoint.
 """
 
@@ -33,7 +33,7 @@ _UNIT_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Version:
-    """Size and time of a file, which distinguish its content from an earlier or later version."""
+    """Size and modification time of a file, which distinguish its content from an earlier or later version."""
 
     size: int = 0
     modified_ns: int = 0
@@ -47,7 +47,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Unit:
-    """Work of one worker at a time: a file of events, or some row groups of one."""
+    """Unit of work for one worker: a file of events, or some of its row groups."""
 
     kind: Kind
     name: str  # of the file, which does not depend on the machine
@@ -63,11 +63,11 @@ class Unit:
 
 
 def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit]:
-    """Lists the files of events in some folders, in their order of arrival.
+    """Lists the files of events in folders, sorted by kind, then by name, which is their order of arrival.
 
     Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
-    Raises InputError: a folder does not exist, or two files have the same name.
+    Raises InputError if a folder does not exist, or two files have the same name.
     """
     units: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:
@@ -93,7 +93,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Location]) -> list[Unit
 
 
 def _find_files(folder: Location, patterns: Sequence[str]) -> dict[str, Version]:
-    """Finds the files of a folder that match patterns, by their names in it."""
+    """Returns the versions of the files in a folder that match patterns, keyed by relative path."""
     if not isinstance(folder, Path):
         files = match_files(folder, patterns).items()
         return {
@@ -110,7 +110,7 @@ def _find_files(folder: Location, patterns: Sequence[str]) -> dict[str, Version]
 
 
 def looked_for(mapping: EventMapping, folders: Sequence[Path], kind: Kind) -> list[str]:
-    """Lists the folders and patterns of a kind's files."""
+    """Lists the path patterns by which a kind's files are found."""
     return [f"{folder}/{pattern}" for folder in folders for pattern in _patterns(mapping, kind)]
 
 
@@ -152,7 +152,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 
 def select_kind(mapping: EventMapping, kind: Kind, chunk: Chunk) -> Chunk:
-    """Returns the rows of a chunk that are events of a kind, by its ``where``."""
+    """Filters a chunk to the events of a kind, which its ``where`` selects."""
     for name, value in mapping.sources[kind].where.items():
         texts = text_array(check_utf8(chunk.table.column(name).combine_chunks())[0])
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -180,7 +180,7 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
 
 @dataclass(frozen=True)
 class ReadSoFar:
-    """Files read of a kind whose new files always sort after the older ones."""
+    """Position in the files of a kind, whose new files must always sort after the older ones."""
 
     last: str = ""  # the name of the last file; empty before the first
     files: int = 0  # number of files up to that name when it was read

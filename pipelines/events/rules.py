@@ -57,7 +57,7 @@ class PartitionRules:
 
     @property
     def ahead(self) -> int:
-        """Returns the longest time from a click to its impression's later query."""
+        """Returns the longest time by which a click may precede its impression's query."""
         return 2 * self.skew if self.show else self.skew
 
     @property
@@ -67,7 +67,7 @@ class PartitionRules:
 
 
 def partition_rules(mapping: EventMapping) -> PartitionRules:
-    """Returns the durations of a mapping."""
+    """Returns the rules of a mapping, its durations converted to microseconds."""
     labels = mapping.windows_us
     window, late_window = labels.pop(CLICKS)
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)

@@ -1,4 +1,4 @@
-"""Beam streaming pipeline of the job, for runners such as Flink and Dataflow.
+"""Beam streaming pipeline that makes a log from events, for runners such as Flink and Dataflow.
 
 A partition is a window of Beam's event time, which here is the time of arrival. The events of a partition get the last
 moment before it closes as their timestamp, so that its window ends when it closes, and fires once, when the watermark
@@ -95,7 +95,7 @@ def first_needed(mapping: EventMapping, log: Location) -> int:
 
 
 def check_rules(mapping: EventMapping) -> PartitionRules:
-    """Returns the durations of a mapping. Raises InputError if Beam's windows do not support one."""
+    """Returns the rules of a mapping. Raises InputError for fractions of milliseconds, which Beam does not have."""
     rules = partition_rules(mapping)
     values = vars(rules) | {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
     for name, value in values.items():
@@ -105,9 +105,9 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 
 
 class PublishStream(beam.PTransform[Any, Any]):
-    """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
+    """Joins ``RawEvents``, whose Beam timestamps are their arrivals, and publishes partitions; yields their starts.
 
-    The mapping has its teacher pinned. All workers must see the existing log under its path or address. The share
+    The mapping's teacher must be pinned. All workers must see the existing log under its path or address. The share
     of rejects is over a worker's latest events. With ``counts`` the number of impressions read for each partition is
     written when the watermark reaches the end of time.
     """
@@ -175,7 +175,7 @@ class _Publish(_Step):
     # Publishes staged partitions; returns their starts.
 
     def setup(self) -> None:
-        # There are none at an address.
+        # A log at an address has no histories.
         self._histories = Histories(Path(self._log), self._mapping.feature_schema)
 
     def process(self, element: tuple[bytes, Iterable[tuple[int, bytes]]]) -> Iterator[int]:
@@ -281,8 +281,8 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that yields ``RawEvents`` from the mapping with a pinned teacher. All workers must
-    see the log under its path or address. ``stop`` is called ten times a second; its signal cancels the job. ``drain``
-    says that the source ends. Raises InputError: an unsuitable runner, another mapping's log, or too many rejects.
+    see the log by its path or address. ``stop``, called ten times a second, cancels the job. Set ``drain`` if the
+    source ends. Raises InputError for an unsuitable runner, another mapping's log, many rejects, or lost impressions.
     """
     if runs_in_this_process(options) and not drain:
         raise InputError(
@@ -364,7 +364,7 @@ def streaming_options(text: str, drain: bool) -> PipelineOptions:
 
 @contextlib.contextmanager
 def silent_workers() -> Iterator[None]:
-    """Hides the output of workers inside this process, repeated per try and thread: the job's error contains it."""
+    """Hides the output of in-process workers, repeated per try and thread; the job's error contains it anyway."""
     # Also after the block: threads of a worker that has lost its runner end some time later.
     threading.excepthook = lambda failure: None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):

@@ -1,7 +1,7 @@
-"""Unbounded Beam sources of events, as ``RawEvents``: folders whose watermark is their arrivals, and topics of Kafka.
+"""Unbounded Beam sources of ``RawEvents``: folders, whose watermark follows the arrivals, and Kafka topics.
 
-Folders are a splittable function for each kind. The runner's checkpoint has the name of the last file that was read;
-the names of all later files sort after it.
+Folders are read by a splittable DoFn for each kind. The runner's checkpoint has the name of the last file that was
+read; the names of all later files sort after it.
 
 Records of Kafka, read by Beam's connector, are JSON objects. Their timestamps are their arrivals: either the broker
 sets them, or producers set them to the time when they received the event. A record without a value (null) is not an
@@ -51,7 +51,7 @@ _FILES_A_BUNDLE = 16
 
 
 class FilesTracker(RestrictionTracker):
-    """Tracker that claims files one after the other; the rest can be deferred, never divided."""
+    """Restriction tracker that claims files one after the other; the rest can be deferred but not split."""
 
     def __init__(self, restriction: ReadSoFar) -> None:
         self._restriction = restriction
@@ -144,7 +144,7 @@ class FollowFiles(beam.DoFn):
 
 
 def _advance(estimator: Any, arrival: int) -> None:
-    """Moves the watermark to an arrival, in the milliseconds that it is counted in; never back."""
+    """Moves the watermark to an arrival (microseconds), rounded down to milliseconds; never moves it back."""
     moment = Timestamp(micros=max(arrival, 0) // 1000 * 1000)
     current = estimator.current_watermark()
     if current is None or moment > current:
@@ -166,7 +166,7 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
 
 
 class EventsInFolders(beam.PTransform[Any, Any]):
-    """Events of some folders as ``RawEvents``, file by file in the order of their names.
+    """Reads the events in folders as ``RawEvents``, file by file in the order of their names.
 
     All workers see the folders under their paths or addresses. When drained folders end, the watermark
     moves to the end of time. Each kind becomes idle independently, counted from when its last file was written.
@@ -185,9 +185,9 @@ class EventsInFolders(beam.PTransform[Any, Any]):
 
 
 class EventsInKafka(beam.PTransform[Any, Any]):
-    """Records of a mapping's topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
+    """Reads the records of a mapping's topics as ``RawEvents``; with ``since_us``, only from that timestamp on.
 
-    Raises InputError: the mapping has no topics, or a consumer setting is not a pair.
+    Raises InputError if the mapping has no topics, or a consumer setting is not a pair.
     """
 
     def __init__(self, mapping: EventMapping, options: EventOptions, since_us: int = 0) -> None:

@@ -9,7 +9,7 @@ events are accepted whenever and in whatever order files are read. Of a chunk of
 the present: an arrival that comes later than they do by more than a day, ``mapping.future`` and ten times the span of
 the middle eight tenths is in the future. (A shorter limit would refuse the last hours of a file of a week.) One that
 comes later by more than ``mapping.future`` is accepted, but moves no clock. The events of a smaller chunk are compared
-with those read before: more than a year later is the future. A record of Kafka has a timestamp to compare with.
+with earlier events: more than a year later is the future. A record of Kafka has a timestamp to compare with.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ Kind: TypeAlias = str
 """``impressions``, ``clicks``, or the name of a further label."""
 IMPRESSIONS, CLICKS = "impressions", "clicks"
 ARRIVAL = "arrival"
-EARLIER = "earlier"  # impressions of earlier partitions, which later clicks may be on
+EARLIER = "earlier"  # impressions of earlier partitions that later clicks may match
 CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
 EARLIER_SCHEMA = pa.schema(
     [pa.field(name, pa.int64(), False) for name in ("example_id", "query_time", "timestamp")]
@@ -57,7 +57,7 @@ _UNLIMITED = int(np.iinfo(np.int64).max)
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
-    """Returns the columns of an impression."""
+    """Returns the Arrow schema of a table of impressions."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values).items()
     fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
@@ -72,11 +72,11 @@ def prepare(
     clock_us: int = 0,
     stamps: np.ndarray | None = None,
 ) -> tuple[pa.Table, list[Reject]]:
-    """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
+    """Parses a chunk of raw events and transforms the features of impressions; returns good events and rejects.
 
     ``before`` is the last arrival read before this chunk, -1 for none; ``stamps`` [N] are the timestamps of records.
-    An arrival earlier than ``clock_us`` counts as that. Without arrivals, the event's time is used. A column whose type
-    cannot be read rejects each row.
+    An arrival earlier than ``clock_us`` is set to it. If the mapping names no arrivals, the events' times are used. If
+    a column's type cannot be read, every row is rejected.
     """
     source = mapping.sources[kind]
     verdict = Verdict(chunk)
@@ -136,7 +136,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tu
 
 
 def last_arrival(mapping: EventMapping, arrival: np.ndarray, before: int) -> int:
-    """Returns the last arrival that moves a clock, of int64 [N], N > 0; ``before`` as in ``prepare``."""
+    """Returns the last of N > 0 arrivals (int64) that moves a clock; ``before`` as in ``prepare``."""
     return int(arrival[arrival <= max(_horizon(mapping, arrival, before)[0], arrival.min())].max())
 
 

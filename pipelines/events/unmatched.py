@@ -1,4 +1,4 @@
-"""Clicks, or events of a label, without an example, and the skew, window or delay that would match them."""
+"""Warnings about clicks and label events without an example, with the skew, window or delay that would match them."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +16,10 @@ from ctr.pipelines.events.publish import unmatched_path
 from ctr.pipelines.events.rules import PartitionRules, partition_rules
 from ctr.pipelines.events.tables import CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Kind
 
-_SHARE = 0.005  # of early, late and orphan clicks, from which on a job warns
+_SHARE = 0.005  # share of early, late and orphan clicks above which a job warns
 _RECENT_CLICKS = 100_000  # in the latest partitions; no others are judged
 _RECENT_PARTITIONS = 1_000  # at most: of rare events
-_MOST = 0.9  # of the clicks that a longer duration would match, that the proposed one does
+_MOST = 0.9  # share of the clicks matched by a longer duration that the proposed one matches
 _STEPS = [
     *((seconds, f"{seconds}s") for seconds in (1, 2, 5, 10, 20, 30)),
     *((60 * minutes, f"{minutes}m") for minutes in (1, 2, 5, 10, 20, 30)),
@@ -29,10 +29,10 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns a warning for each kind with over 0.5% early, late or orphaned events, and the settings that would help.
+    """Returns a warning for each kind with over 0.5% early, late or orphaned events, with settings that match more.
 
-    Reads the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
-    and after. The events of each label are judged as clicks are.
+    Reads the latest partitions with 100,000 clicks, a thousand at most, and the impressions from a day (the lookback,
+    if longer) before them on. The events of each label are judged as clicks are.
     """
     manifests, rules = read_manifests(log), partition_rules(mapping)
     warnings = []
@@ -66,7 +66,7 @@ def _read(paths: Iterable[Path], schema: pa.Schema) -> pa.Table:
 def _would_match(
     mapping: EventMapping, rules: PartitionRules, kind: Kind, unmatched: pa.Table, shards: Iterable[Path]
 ) -> Iterator[str]:
-    """Yields texts: the clicks that a longer skew, window or delay would match, and clicks without an impression."""
+    """Yields texts: how many clicks a longer skew, window or delay would match, and how many have no impression."""
     ids, times, arrival = (unmatched.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     # One shard after the other, as most impressions have no such click.
     tables = (_read([path], EARLIER_SCHEMA) for path in shards)

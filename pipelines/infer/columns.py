@@ -1,6 +1,6 @@
 """Infers the kind of each column from its values alone, and its feature: category, number, list or text.
 
-A column that alone ranks the rows with an AUC near 1 is a leak: it is recorded only after the label.
+A column that alone ranks the rows with an AUC near 1 is treated as a leak: recorded only after the label.
 """
 
 import ast
@@ -24,13 +24,13 @@ from ctr.eval.auc import roc_auc
 from ctr.io.errors import printable
 from ctr.pipelines.tables.convert import parse_numbers
 
-LOOKED = 2000  # so many distinct values are looked at
+LOOKED = 2000  # number of distinct values that are inspected
 # Texts that mean a missing value where they stand among numbers, and the first three everywhere.
 _NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
 
 # A column is of a kind when at most this share of its values is not: such rows become rejects.
 _FEW_BAD = 0.001
-# Up to so many distinct whole numbers are categories: if they are amounts, and if they are not.
+# Up to this many distinct whole numbers are categories: for amounts, and for other numbers.
 _FEWEST, _FEW = 20, 64
 _UNIQUE, _ENOUGH = 0.999, 50
 _STEPS = 40
@@ -51,7 +51,7 @@ class Column:
     """Values of one column in a sample of N rows."""
 
     name: str
-    array: pa.Array  # [N] the values, as an ingest has them
+    array: pa.Array  # [N] the values, as an ingest reads them
     texts: Sequence[str]  # the distinct values, in order of their first row
     codes: np.ndarray  # [N] int64, the index of each value in ``texts``; -1 where it is missing
     counts: np.ndarray  # [distinct] int64, how often each value occurs
@@ -89,7 +89,7 @@ class Column:
         return self.present >= _ENOUGH and self.distinct > _UNIQUE * self.present
 
     def describe(self) -> str:
-        """Lists some distinct values, and the share of missing ones."""
+        """Describes the number of distinct values, the three most frequent ones, and the share of missing values."""
         if not self.present:
             return "no values"
         common = [self.texts[index] for index in np.argsort(-self.counts, kind="stable")[:3]]
@@ -118,7 +118,7 @@ def not_used(because: str) -> Decision:
 
 
 def percent(share: float) -> str:
-    """Formats a share with two significant digits."""
+    """Formats a share as a percentage with two significant digits, four from 99.5% on."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
 
 
@@ -159,7 +159,7 @@ def _numbers(
     kind = array.type
     if is_text(kind) and texts:
         values = pa.array(texts, pa.string())
-        # 01234 is a code. To find each of many words that are no numbers takes long.
+        # 01234 is a code. Parsing all of many words that are not numbers would be slow.
         is_code = pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py()
         if is_code or parse_numbers(values[:100])[1].mean() > 0.5:
             return None
@@ -176,7 +176,7 @@ def _numbers(
 
 
 def decide_feature(column: Column, whole: bool = True) -> Decision:
-    """Decides which feature a column becomes, or why none; ``whole``: the sample is the whole table."""
+    """Decides which feature a column becomes, or why it is unused; ``whole``: whether the sample is the whole table."""
     texts = column.texts[:LOOKED]
     if not texts:
         return not_used("it has no values")
@@ -226,7 +226,7 @@ def _list_feature(column: Column, separator: str, strip: str = "") -> Decision:
 
 
 def split_items(text: str, separator: str, strip: str) -> list[str]:
-    """Splits a text as the mapping's feature does."""
+    """Splits a text into its non-empty items, as the feature of the mapping does."""
     parts = text.split(separator)
     return [item for part in parts if (item := part.strip(strip) if strip else part)]
 
@@ -242,7 +242,7 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
-    """Returns the separator of lists and the characters around their items; None where distinct texts hold no lists."""
+    """Returns the separator of lists and the characters around items, or None if the distinct texts are not lists."""
     ends = [text[:1] + text[-1:] for text in map(str.strip, texts)]
     brackets = next((pair for pair in ("[]", "()", "{}") if ends.count(pair) >= 0.99 * len(ends)), None)
     if brackets is None:
@@ -269,7 +269,7 @@ def _written_items(content: str) -> list[str]:
 
 
 def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
-    """Returns whether distinct texts, with their row counts, are lists of recurring items and varying length."""
+    """Returns whether ``mark`` splits distinct texts, with their row counts, into varying lists of recurring items."""
     parts = [text.split(mark) for text in texts]
     lengths = [len(part) for part in parts]
     several = sum(length > 1 for length in lengths)
@@ -292,14 +292,14 @@ def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> boo
 
 
 def _is_prose(texts: Sequence[str]) -> bool:
-    """Returns whether most values are several words each, and few of the words come back often."""
+    """Returns whether most values are several words each, from a large vocabulary."""
     tokens = [word for text in texts for word in text.lower().split()]
     several = sum(len(text.split()) > 1 for text in texts)
     return several > 0.5 * len(texts) and len(set(tokens)) > max(50, 0.1 * len(tokens))
 
 
 def _with_points(column: Column) -> Column | None:
-    """Converts decimal commas to points; None unless all values have one: ``1,250`` may separate thousands."""
+    """Converts decimal commas to points; None if a value does not fit or all may separate thousands (``1,250``)."""
     pattern, spelled = CASTS["decimal_comma"]
     matches = [match for text in column.texts if (match := re.match(pattern, text))]
     is_decimal = any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts)
@@ -349,7 +349,7 @@ def _number(column: Column, because: str) -> Decision:
 
 
 def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
-    """Returns whether even buckets part the values well: neither are many in one, nor half of them at one end."""
+    """Returns whether even buckets separate values well: no bucket has too many, and no end has half of them."""
     distinct, counts = np.unique(values, return_counts=True)
     fullest = np.unique(np.floor(values / size), return_counts=True)[1].max()
     if fullest > max(0.3 * len(values), 1.2 * counts.max()):
@@ -359,7 +359,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
 
 
 def _round_step(size: float) -> float:
-    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 where ``size`` is out of range."""
+    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 if ``size`` is out of range."""
     if not 1e-20 < size < 1e20:
         return 0.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -367,7 +367,7 @@ def _round_step(size: float) -> float:
 
 
 def feature_name(column: str, taken: Collection[str]) -> str:
-    """Returns a name like the column's, which no other feature and no column of a log has.
+    """Returns a name for a column's feature that is neither ``taken`` nor reserved for a column of a log.
 
     Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """
@@ -384,7 +384,7 @@ def feature_name(column: str, taken: Collection[str]) -> str:
 
 LEAK = 0.99  # a column with this AUC alone is refused
 SHOWN = 3  # columns
-QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
+QUANTILES = 40  # numbers with more distinct values than this are grouped by this many quantiles
 
 # Consecutive rows, such as a query's, stay together; both halves see drift.
 _BLOCKS = 20
@@ -432,7 +432,7 @@ def strongest_columns(columns: Columns, labels: np.ndarray, labeled: np.ndarray)
 
 
 def strongest_text(strongest: list[tuple[str, float]]) -> str:
-    """Formats the few strongest columns; empty if there are none."""
+    """Formats the three strongest columns with their AUCs; empty if there are none."""
     if not strongest:
         return ""
     aucs = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])

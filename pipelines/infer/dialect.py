@@ -1,4 +1,4 @@
-"""Files of a table, their format (type, delimiter, header, columns that some lack), and a sample of their rows."""
+"""Finds a table's files and their format (type, delimiter, header, columns that some lack), and samples their rows."""
 
 import itertools
 import json
@@ -35,11 +35,11 @@ from ctr.pipelines.tables.rejects import REPEATED_HEADER
 Form = DelimitedInput | JsonlInput | ParquetInput
 
 START_BYTES = 256 << 10
-_LINES = 500  # so many lines at the beginning of a file are looked at
+_LINES = 500  # number of lines at the beginning of a file that are inspected
 _MOST_SKIPPED = 100
-# Among equals the first: a comma may be a decimal one.
+# By preference among equals: a comma may be a decimal comma.
 _DELIMITERS = "\t;|,"
-_CONSISTENT = 0.9  # of the lines have as many fields as the header
+_CONSISTENT = 0.9  # share of the lines that must have as many fields as the header
 _NUMBERED = re.compile(r"c[1-9][0-9]*")
 
 _TABLE = "one value of each column for each row, with a header, as csv, tsv, JSON lines or Parquet"
@@ -58,17 +58,17 @@ _FOREIGN = {
 class TableFiles:
     """Files of a table and their format."""
 
-    files: tuple[SourceFile, ...]  # without empty ones, in the order in which their rows count
+    files: tuple[SourceFile, ...]  # without empty files, in the order of their rows
     form: Form  # the ``input`` of a mapping
     columns: tuple[str, ...]  # in the order of the header; empty for JSON lines
-    folders: tuple[str, ...]  # columns that names of folders give, such as ``dt=2023-11-14``
+    folders: tuple[str, ...]  # columns from names of folders, such as ``dt=2023-11-14``
     notes: tuple[str, ...]
 
 
 def find_table(path: Path, label: str | None) -> TableFiles:
-    """Determines the format of a file, or of a folder's files; ``label`` is the rule whose column the header names.
+    """Finds a table's files and their format; ``label`` is the rule whose column the header should name.
 
-    Raises InputError: files that are no table, or are several.
+    Raises InputError for files that are not a table, or are several tables.
     """
     inputs, pattern = _files_of(path) if path.is_dir() else (find_files([path], (), ()), None)
     files = tuple(file for file in inputs if not is_blank(file.path))
@@ -114,7 +114,7 @@ def find_table(path: Path, label: str | None) -> TableFiles:
 
 
 def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
-    """Returns the files of a folder, or of its subfolders where it holds none, and their glob."""
+    """Returns the files of a folder, or of its subfolders if it holds none, and their glob."""
     for below in ("", "**/"):
         inside = (path.relative_to(folder) for path in folder.glob(f"{below}*") if path.is_file())
         if paths := sorted(path for path in inside if not is_hidden(path)):
@@ -137,14 +137,14 @@ def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
 
 
 def read_start(path: Path, size: int = START_BYTES) -> str:
-    """Reads the first characters of a text file, decompressed, with bad UTF-8 replaced. Raises InputError: no text."""
+    """Reads the start of a text file, decompressed, with bad UTF-8 replaced. Raises InputError if it is damaged."""
     with faults_named(path), open_bytes(path) as stream:
         text = bytes(stream.read(size)).decode("utf-8", "replace").removeprefix("\ufeff")
     return text.replace("\r\n", "\n") if "\n" in text else text.replace("\r", "\n")
 
 
 def _input_of(path: Path, label: str | None) -> dict[str, Any]:
-    """Infers the ``input`` of a mapping from a file's content. Raises InputError where it is no table."""
+    """Infers the ``input`` of a mapping from a file's content. Raises InputError if it is not a table."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return {"type": "parquet"}
@@ -176,7 +176,7 @@ def _json_object(line: str | bytes) -> dict[str, Any] | None:
 def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]:
     whole = text[: text.rfind("\n") + 1] if len(text) >= START_BYTES // 2 else text
     lines = whole.split("\n")[:_LINES]
-    # Names may hold what looks like a rule.
+    # A column's name may itself look like a rule.
     wanted = {label, re.split(r"\s*(?:>=|<=|==|!=|>|<)", label)[0]} - {""} if label is not None else set()
     layout = _find_header(lines, wanted)
     has_label = layout is not None and bool(wanted & set(layout[2]))
@@ -211,8 +211,8 @@ def _fields(line: str, delimiter: str) -> list[str]:
 def _find_header(lines: Sequence[str], wanted: set[str]) -> tuple[int, str, list[str]] | None:
     """Finds the header: the number of lines before it, which are comments or titles, the delimiter, and its fields.
 
-    It is the first line with the label among its fields; without one, the first line of several fields by the delimiter
-    with the most fields, nearly as many in all lines.
+    It is the first line with the label among its fields; if there is none, the first line with several fields, split at
+    the delimiter that gives the most fields, nearly as many in all lines.
     """
     for index, line in enumerate(lines[: _MOST_SKIPPED + 1]):
         for delimiter in _DELIMITERS:
@@ -234,7 +234,7 @@ def _find_header(lines: Sequence[str], wanted: set[str]) -> tuple[int, str, list
 
 
 def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
-    """Raises InputError where the lines, the first one too, are of a format that is no table of single values."""
+    """Raises InputError if the lines, including the first, are in a format that is not a table of single values."""
     filled = [line.strip() for line in lines if line.strip()][:50]
     if not filled:
         raise InputError(f"{path}: its beginning holds no row; allowed: {_TABLE}")
@@ -251,7 +251,7 @@ def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
 
 SAMPLE_ROWS, SAMPLE_FILES = 50_000, 16
 _BLOCK_BYTES = 4 << 20
-# How much longer compressed text is, roughly; only to choose a length of partitions.
+# Rough ratio of a text's size to its compressed size; used only to choose a length of partitions.
 _RATIO = 6
 # A column is left out where more of its values than this are not UTF-8.
 _NO_TEXT = 0.005
@@ -259,7 +259,7 @@ _NO_TEXT = 0.005
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a table."""
+    """Sample of a table's rows, by column."""
 
     columns: dict[str, pa.Array]  # of N rows, as an ingest reads them
     unusable: dict[str, str]  # by name, why a column cannot be used
@@ -295,7 +295,7 @@ def read_sample(table: TableFiles) -> Sample:
             field.name: f"it is of type {field.type}" for field in fields if not _is_read(field.type)
         }
     wanted = [name for name in names if name not in unusable]
-    # A file alone has each of its keys somewhere.
+    # In a single file every key occurs in some line.
     lacking = [name for name in lacking if len(table.files) > 1 and name in wanted]
     if not wanted:
         reasons = "; ".join(f"{name or '(no name)'}: {why}" for name, why in list(unusable.items())[:4])
@@ -354,7 +354,7 @@ def _estimated_rows(table: TableFiles) -> int:
 def _json_keys(
     files: Sequence[SourceFile], limit: int, unusable: dict[str, str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Returns the keys of JSON lines, the separators of lists, and keys that lines lack; adds to ``unusable``."""
+    """Returns JSON lines' keys, lists' separators, and keys that some lines lack; adds faults to ``unusable``."""
     rows: list[dict[str, Any]] = []
     for file in files:
         with faults_named(file.path), open_bytes(file.path) as stream:

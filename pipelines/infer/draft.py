@@ -94,7 +94,7 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
-    """Drafts a mapping, in file order. Raises InputError: a role is impossible, a leak, or no feature left."""
+    """Drafts a mapping, features in file order. Raises InputError for an impossible role, a leak, or no feature."""
     columns, nulls = profile_columns(table, sample)
     for option, names in (("--drop", options.drop), ("--keep", options.keep)):
         for name in names:
@@ -167,7 +167,7 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
 def _decide_roles(
     columns: Columns, options: Options, label: LabelColumn, time: TimeColumn | None
 ) -> dict[str, Decision]:
-    """Returns the columns that are used for a role alone, by name. Raises InputError where a column has two."""
+    """Returns the decisions on columns that have only a role. Raises InputError if a column has two roles."""
     rule = label.rule
     value = f"{rule.value:g}" if isinstance(rule.value, float) else repr(rule.value)
     role = "label" if rule.op is None else f"label {rule.op} {value}"
@@ -292,7 +292,7 @@ def _features(
 
 
 def _partition(sample: Sample, time: TimeColumn | None) -> str:
-    """Returns a length of partitions that hold a bounded number of rows on average."""
+    """Returns a partition length with which partitions have at most 500,000 rows on average, if possible."""
     if time is None:
         return "8m"
     span = max(1, int(np.ptp(time.us[~time.bad])))

@@ -1,4 +1,4 @@
-"""Finds the columns of the roles label, time, query and weight, and unnamed columns that could have one."""
+"""Reads the columns with the roles label, time, query and weight, and finds other columns that could have one."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ from ctr.pipelines.infer.columns import Column, Columns, percent
 from ctr.pipelines.tables.convert import parse_labels, parse_times, parse_weights
 from ctr.pipelines.tables.rejects import MAX_REJECT_SHARE
 
-# Times that are taken for such, whatever the unit or the format.
+# The range of values that are accepted as times, whatever the unit or the format.
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000  # the beginnings of 1990 and of 2100
 _UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
 _DATES = (
@@ -40,7 +40,7 @@ _ZONES = zoneinfo.available_timezones()
 _LOOKED = 8  # distinct values of a time that are tried before all are read
 _DATES_ENOUGH = 3  # distinct values of a column that looks like a time
 _FEW_YEARS_US = 10 * 365 * DAY_US
-_RUNS, LONGEST_PAGE = 20, 200  # of a query: how many there are, and rows of one
+_RUNS, LONGEST_PAGE = 20, 200  # the fewest distinct queries, and the most rows of one
 
 _NO_AND_YES = (("no", "yes"), ("n", "y"), ("f", "t"), ("false", "true"), ("negative", "positive"))
 _MOST_VALUES = 10  # of a column for which rules are offered
@@ -48,7 +48,7 @@ _MOST_VALUES = 10  # of a column for which rules are offered
 
 @dataclass(frozen=True)
 class Options:
-    """Roles that the user names, as options of the command."""
+    """Roles of columns, as named by the options of the command."""
 
     label: str | None = None  # a column, or a rule such as ``rating>=4``
     time: str | None = None  # also with its form, as in ``when=ms``
@@ -56,12 +56,12 @@ class Options:
     session_gap: str | None = None
     weight: str | None = None
     drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()  # features although something speaks against it
+    keep: tuple[str, ...] = ()  # columns that become features despite any objection
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The label of N rows."""
+    """Labels of N rows, read from a column by a rule."""
 
     rule: Label
     values: np.ndarray  # [N] 0 or 1; 0 where it is missing
@@ -94,7 +94,7 @@ def count_rows(rows: np.ndarray) -> str:
 
 
 def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -> None:
-    """Raises InputError where more rows, [N] bool, would become rejects than an ingest lets pass."""
+    """Raises InputError if more rows (``bad``, [N] bool) would become rejects than an ingest allows."""
     if bad.mean() > MAX_REJECT_SHARE:
         code = int(column.codes[np.flatnonzero(bad)[0]])
         example = f"such as {column.texts[code]!r}" if code >= 0 else "which have no value"
@@ -105,7 +105,7 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names. Raises InputError where the column is not a label."""
+    """Reads the label that ``--label`` names. Raises InputError if the column is not a label."""
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
@@ -130,7 +130,7 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
 
 
 def label_of(column: Column, rule: Label) -> LabelColumn:
-    """Reads the label by a rule. Raises InputError where the rule makes no label of the column."""
+    """Reads a column as a label by a rule. Raises InputError if the rule does not fit the column's type."""
     try:
         values, bad, _ = parse_labels(column.array, rule)
     except InputError as error:
@@ -155,7 +155,7 @@ def plain_label(column: Column) -> Label | None:
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
-    """Returns rules that make a label from a column of few values, as ``--label`` takes them, and their shares."""
+    """Returns rules, as for ``--label``, for a column of few values, each with its share of positive rows as text."""
     rules: list[str] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
@@ -168,7 +168,7 @@ def label_rules(column: Column) -> list[tuple[str, str]]:
     elif column.distinct > 1 and (is_text(column.array.type) or column.numbers is not None):
         rarest = np.argsort(column.counts, kind="stable")[: 1 if column.distinct == 2 else 3]
         texts = [column.texts[index] for index in rarest.tolist()]
-        # A text that is a number, or has spaces around it, stands in quotes.
+        # A text that is a number, or has spaces around it, is quoted.
         rules = [
             f'=="{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else f"=={text}" for text in texts
         ]
@@ -204,7 +204,7 @@ def time_readings(column: Column) -> list[TimeColumn]:
     some = texts if is_text(kind) else column.array.drop_null()[:_LOOKED]
     readings: list[TimeColumn] = []
     for time in ways if column.present else ():
-        # Digits are a date sooner than a number; a few values, such as 0, may stand for none.
+        # Digits are a date rather than a number; a few values, such as 0, may stand for none.
         if (time.unit is not None and readings) or parse_times(some, time)[1].mean() > 0.5:
             continue
         reading = _read_time(column, time)
@@ -217,7 +217,7 @@ def time_readings(column: Column) -> list[TimeColumn]:
 
 
 def read_time(text: str, columns: Columns) -> TimeColumn:
-    """Reads the time that ``--time`` names. Raises InputError: no form fits, or several do and none is specified."""
+    """Reads the time that ``--time`` names. Raises InputError if no form fits, or several do and none is specified."""
     # A column may have = in its name.
     named = [column for column in columns if text == column or text.startswith(f"{column}=")]
     name = max(named, key=len, default=text.partition("=")[0])
@@ -241,7 +241,7 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
             time = Time.model_validate({"column": name, **way})
             reading = _read_time(column, time)
             if reading.bad.mean() > 0.5:
-                # Most times are not of our days, so all of them count.
+                # Most times lie outside 1990 to 2099, so that range is not applied.
                 reading = TimeColumn(time, *parse_times(column.array, time))
         except ValidationError as error:
             raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
@@ -252,7 +252,7 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
 
 
 def read_query(options: Options, columns: Columns) -> Column | None:
-    """Returns the column that ``--query`` names. Raises InputError for too many rows without one, or a wrong gap."""
+    """Returns the ``--query`` column, if any. Raises InputError for too many rows without a value, or a bad gap."""
     if options.session_gap is not None:
         read_duration("--session-gap", options.session_gap)
         if options.query is None:
@@ -267,7 +267,7 @@ def read_query(options: Options, columns: Columns) -> Column | None:
 
 
 def check_weight(name: str, columns: Columns) -> None:
-    """Raises InputError where the column that ``--weight`` names holds no weights."""
+    """Raises InputError if the column that ``--weight`` names does not hold weights."""
     column = find_column(name, columns, "--weight")
     try:
         _, bad = parse_weights(column.array)
@@ -277,7 +277,7 @@ def check_weight(name: str, columns: Columns) -> None:
 
 
 def looks_like_time(column: Column) -> bool:
-    """Returns whether values read as times; whole numbers only if there are many distinct ones within a few years."""
+    """Returns whether the values can be times; whole numbers only if many distinct ones lie within a few years."""
     if column.distinct < (_RUNS if column.numbers is not None else _DATES_ENOUGH):
         return False
     spans = [int(np.ptp(reading.us[~reading.bad])) for reading in time_readings(column)]

@@ -1,4 +1,4 @@
-"""Converts whole columns, with a mask of the rows that could not be converted."""
+"""Converts whole columns, and returns a mask of the rows that could not be converted."""
 
 from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
@@ -16,7 +16,7 @@ from ctr.data.time_formats import time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64
 
-# The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a day that 1900 had not.
+# The serial number of 1970-01-01 in a spreadsheet; its day 1 is 1899-12-31, as it counts a February 29 in 1900.
 SERIAL_OF_1970 = 25_569
 
 _DAY_MS = 86_400_000.0
@@ -26,8 +26,8 @@ LABEL_ALLOWED = "0, 1, true, false"
 WEIGHT_ALLOWED = f"a number from 0 to {LARGEST_WEIGHT:,.0f}"
 _LABEL_TEXTS = ["0", "1", "false", "true", "False", "True", "FALSE", "TRUE", "0.0", "1.0"]
 
-# What Arrow does not read of ISO 8601, in upper case, and as it does: the basic form, a comma before the fraction, more
-# than six digits of it, spaces or names of UTC before the offset, and the zone's name behind it.
+# Spellings of ISO 8601, in upper case, that Arrow does not read, and substitutes that it does: the basic form, a comma
+# before the fraction, more than six digits of it, spaces or names of UTC before the offset, and the zone's name.
 _ISO_SPELLINGS = (
     (r"\[[A-Z/_+0-9-]+\]$", ""),
     (r"^([0-9]{4})([0-9]{2})([0-9]{2})([T ])", r"\1-\2-\3\4"),
@@ -91,13 +91,13 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
 
 
 def _rows_of(bad_values: np.ndarray, encoded: pa.DictionaryArray) -> Bad:
-    """Returns the rows whose value is bad: [N] bool, of [U] bool for the values of a dictionary."""
+    """Expands a mask of a dictionary's bad values, [U] bool, to its rows, [N] bool; null rows are not bad."""
     bad = bad_values[pc.fill_null(encoded.indices, 0).to_numpy()]
     return bad & encoded.indices.is_valid().to_numpy(zero_copy_only=False)
 
 
 def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
-    """Converts binary values to strings and marks those that are not UTF-8; checks strings and lists of them too."""
+    """Converts binary values to strings and marks rows that are not UTF-8; checks strings and lists of them too."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return check_utf8(column.dictionary_decode())
@@ -138,7 +138,7 @@ def show_bytes(column: pa.Array) -> pa.Array:
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
-    """Parses numbers or text as float64 (int64 if ``whole``), missing for null and empty text. InputError: bad type."""
+    """Parses numbers or text as float64 (int64 if ``whole``), null if empty. Raises InputError for another type."""
     target = pa.int64() if whole else pa.float64()
     kind = column.type
     if is_text(kind):
@@ -164,7 +164,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
 
 
 def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
-    """Parses lists of numbers, or text, as lists of float32, empty if missing or bad. InputError: other types."""
+    """Parses lists of numbers, or text, as float32 lists, empty if missing or bad. Raises InputError for bad types."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.list_(pa.float32())), np.zeros(len(column), bool)
     if is_text(column.type):
@@ -192,7 +192,7 @@ def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
-    """Parses [N] int64 microseconds since 1970, UTC, 0 where bad. Raises InputError for a type that does not fit."""
+    """Parses times as int64 [N] microseconds since 1970, UTC, 0 where bad. Raises InputError for a wrong type."""
     kind = column.type
     if time.unit is not None:
         parsed, bad = _times_by_unit(column, time.unit)
@@ -267,7 +267,7 @@ def _times_by_iso(column: pa.Array, time: Time) -> tuple[pa.Array, Bad]:
         other = pc.utf8_upper(pc.utf8_trim_whitespace(pc.if_else(plain, None, column)))
         for pattern, replacement in _ISO_SPELLINGS:
             other = pc.replace_substring_regex(other, pattern, replacement)
-        # What is still spelled otherwise is no time.
+        # Any other spelling is not a time.
         other = pc.if_else(pc.match_substring_regex(other, _PLAIN_ISO), other, None)
         column = pc.if_else(plain, column, other)
     has_offset = pc.fill_null(pc.match_substring_regex(column, _HAS_OFFSET), False)
@@ -291,7 +291,7 @@ def _iso_us(texts: pa.Array, zone: str | None) -> tuple[pa.Array, Bad]:
 
 
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
-    """Parses [N] int8 labels, 0 where bad; also returns the allowed values. Raises InputError for a wrong type."""
+    """Parses labels as int8 [N], 0 where bad; also describes the allowed values. Raises InputError for a wrong type."""
     if label.op is None:
         if is_text(column.type):
             indices = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
@@ -321,7 +321,7 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Parses [N] float32 weights, 0 where missing, negative or too large. Raises InputError for a wrong type."""
+    """Parses weights as float32 [N], 0 if missing, negative or too large. Raises InputError for a wrong type."""
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
         weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
@@ -330,7 +330,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Parses [N] int64 ids, 0 if missing: integers and their text (12.0 too), else a hash. InputError: bad type."""
+    """Parses ids, int64 [N], 0 if missing: integers, also text like 12.0, else hashes. Raises InputError: bad type."""
     kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing
@@ -349,7 +349,7 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
-    """Hashes tuples of int64s to [N] int64: the finalizer of splitmix64 over one part after the other."""
+    """Hashes tuples of int64s to int64 [N], applying splitmix64's finalizer to one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         bits = np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)

@@ -40,7 +40,7 @@ _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
 
 class _StrictQuotes:
-    """Replaces each line with malformed quotes, which a parser would accept, by an invalid one.
+    """Replaces each line with malformed quotes, which a parser would accept, with an invalid line.
 
     A parser then refuses that line for its number of fields, and reports its number. A value may be quoted (RFC 4180):
     the first quote begins a field, the last one is followed by a delimiter, a line end or nothing, and a quote within
@@ -103,8 +103,8 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     """Returns the names of a file's columns, from its header or the mapping.
 
     If the lines below the header have an extra empty field at their end, a column without a name is added for it; if
-    the header alone ends with a delimiter, that is ignored. If lines begin with a row number for which the header has
-    no name, the name of that column is empty. Raises InputError: the file is unreadable, or lacks its header.
+    only the header ends with a delimiter, the delimiter is ignored. If lines begin with a row number for which the
+    header has no name, the name of that column is empty. Raises InputError if the file is unreadable or has no header.
     """
     if form.columns is not None:
         return form.columns
@@ -128,7 +128,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
-    """Splits the first ``limit`` lines that are not empty; fewer if a field is too long for Python."""
+    """Splits the first ``limit`` non-empty lines into fields; fewer lines if a field is too long for Python."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []
@@ -166,7 +166,7 @@ def read_delimited(
     """Yields the wanted columns of a csv or tsv file, as binary with nulls; ``encoded`` columns as dictionaries.
 
     Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
-    hold line ends. Raises InputError: a column is missing, the file is damaged, or a record exceeds ``block_bytes``.
+    hold line ends. Raises InputError if a column is missing, the file is damaged, or a record exceeds ``block_bytes``.
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)

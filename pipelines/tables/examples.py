@@ -47,7 +47,7 @@ from ctr.pipelines.tables.rejects import EARLY_ROWS, Reject, RejectLog, make_rej
 
 
 class Verdict:
-    """Rows that are still good, and a reject for each of the others, with its first fault only."""
+    """Mask of a chunk's rows that are still good, and a reject with the first fault of each other row."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -72,14 +72,14 @@ class Verdict:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """Converts a chunk's columns to UTF-8, adds side tables' columns; ``encoded`` dictionary columns stay dictionaries.
+    """Converts a chunk's columns to UTF-8 and adds side tables' columns; ``encoded`` columns may stay dictionaries.
 
     Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows'.
     """
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
-        # Of a Parquet file, each batch comes with the values of its whole row group.
+        # In a Parquet file, the dictionary of each batch has the values of its whole row group.
         is_encoded = name in encoded and pa.types.is_dictionary(raw.type) and len(raw.dictionary) <= len(raw)
         columns[name], bad = check_encoded(raw) if is_encoded else check_utf8(raw)
         if bad.any():
@@ -91,7 +91,7 @@ def checked_columns(
 
 
 def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 microseconds of the column of ``time``; ``key`` is its name in the mapping."""
+    """Reads the column of ``time`` as int64 [N] microseconds since 1970; ``key`` is its name in the mapping."""
     times, bad = parse_column(str(time.column), columns, parse_times, time)
     zones = f" (%Z: {' or '.join(ZONES)})" if "%Z" in (time.format or "") else ""
     allowed = f"{time.form}{zones}, {time.range_text}"
@@ -100,7 +100,7 @@ def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -
 
 
 def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int64 ids of the column ``name``; ``key`` is its name in the mapping."""
+    """Reads the column ``name`` as int64 [N] ids; ``key`` is its name in the mapping."""
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
@@ -109,7 +109,7 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
 def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
-    """Reads the further labels of N rows with these times, int64 microseconds: int8, null where unknown."""
+    """Reads the further labels of N rows at ``times`` (int64 microseconds), by column: int8 [N], null if unknown."""
     labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"
@@ -137,7 +137,7 @@ def read_further_labels(
 def _optional_times(
     time: Time, key: str, columns: Columns, verdict: Verdict
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads [N] int64 microseconds, and which are missing."""
+    """Reads the column of ``time`` as int64 [N] microseconds since 1970, and whether each is missing, bool [N]."""
     assert time.column is not None
     column = columns[time.column]
     times, bad = parse_column(time.column, columns, parse_times, time)
@@ -149,7 +149,7 @@ def _optional_times(
 
 
 def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] float32 weights of the column ``name``; 1 if it is None."""
+    """Reads the column ``name`` as float32 [N] weights; all are 1 if ``name`` is None."""
     if name is None:
         return np.ones(len(verdict.good), np.float32)
     weights, bad = parse_column(name, columns, parse_weights)
@@ -191,7 +191,7 @@ def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
 def check_numbers(
     names: Sequence[str], vectors: Table[str, Vector], columns: Columns, verdict: Verdict
 ) -> None:
-    """Converts the sources of numbers to numeric columns, and those of vectors to lists of numbers."""
+    """Converts the sources of numbers to numeric columns, and the sources of vectors to lists of numbers."""
     for name in names:
         numbers, bad = parse_column(name, columns, parse_numbers)
         verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
@@ -204,7 +204,7 @@ def check_numbers(
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
-    """Parses a column. InputError for an unsuitable type names the column."""
+    """Parses a column with ``parse``. Raises InputError, which names the column, for an unsuitable type."""
     try:
         return parse(columns[name], *arguments)
     except InputError as error:
@@ -236,7 +236,7 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
 
 
 def _is_local(time: Time, chunk: Chunk) -> bool:
-    """Returns whether times have no zone, as those of the first row show."""
+    """Returns whether the times of a chunk have no zone, judging by its first row."""
     if time.column is None or time.unit or time.zone or not chunk.table.num_rows:
         return False
     if time.format != "iso8601":
@@ -254,9 +254,9 @@ def make_examples(
 ) -> tuple[pa.Table, list[Reject]]:
     """Makes the examples of a chunk, under ``spill_schema``, and its rejects.
 
-    ``name_hash`` is of the file's name, ``first`` the number of lines of the files before it. In a log that groups
-    rows, ``query_id`` is still the group and ``query_time`` the time of the row. Raises InputError for a column whose
-    type does not suit its use.
+    ``name_hash`` is the hash of the file's name, ``first`` the number of lines of the files before it. In a log that
+    groups rows, ``query_id`` is still the group and ``query_time`` the time of the row. Raises InputError for a column
+    whose type does not suit its use.
     """
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
@@ -277,7 +277,7 @@ def make_examples(
         verdict.refuse(bad, "label", "not a label", columns[name], allowed)
     further = read_further_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
-    # The time keeps apart the same lines of files that have one name on different days.
+    # The time distinguishes equal lines of files that have the same name on different days.
     ids = groups = mix_ids(name_hash, chunk.rows, times)
     if mapping.example_id is not None:
         ids = groups = read_ids(mapping.example_id, "example_id", columns, verdict)
@@ -325,7 +325,7 @@ def work_ahead(
 
 @dataclass
 class TimesRead:
-    """Range of the rows' times, in microseconds, and the number of unlikely ones."""
+    """Range of the rows' times, in microseconds, and the number of implausible times."""
 
     early: int
     now: int
@@ -339,7 +339,7 @@ class TimesRead:
     _row_above: tuple[int, int] = (-1, 0)  # its file and time
 
     def add(self, times: np.ndarray, file: int, local: bool) -> None:
-        """Adds the times of consecutive rows of a file, [N] int64; ``local``: they have no zone."""
+        """Adds the times of consecutive rows of a file, int64 [N]; ``local``: whether they have no zone."""
         if not len(times):
             return
         above = self._row_above[1] if self._row_above[0] == file else times[0]

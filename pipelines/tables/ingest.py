@@ -1,17 +1,17 @@
-"""Ingests raw files to an example log: read, check, transform, spill by partition, sort, publish.
+"""Ingests raw files into an example log: read, check, transform, spill by partition, sort, publish.
 
 The input may have any order. Rows are spilled by the partition of their query time, and when the input has ended every
 partition is loaded, sorted and published, in order of time. So memory is bounded by the largest partition, disk by the
 log, and the log does not depend on the order of the input or on its chunks. If rows are grouped (by a query column or
-as sessions), query times follow only at the end: rows are first stored in order of arrival, and the group and time
-of each stay in memory.
+as sessions), query times are known only at the end: rows are first stored in order of arrival, and the group and
+time of each stay in memory.
 
 A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
 back inside the log's folder (``ctr.pipelines.tables.state``) and merged with the rows of the next files, so that the
-log equals that of one ingest of all files.
+log equals the result of one ingest of all files.
 
-An ingest is committed in one step: one killed before it is run again, one killed after it is completed by
-the next, and a file that is in the log is not added again.
+An ingest is committed in one step: if it is killed before that, it can be run again; if it is killed after that, the
+next one completes it. A file that is in the log is not added again.
 """
 
 import time
@@ -82,7 +82,7 @@ EARLY_US = 631_152_000_000_000  # 1990-01-01: an earlier time is more often a wr
 
 
 def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -> Iterator[pa.Table]:
-    """Yields the rows in order, after all were read, with their queries; the group becomes a separate column.
+    """Reads all rows, then yields them in order with their queries; the group becomes a separate column.
 
     The tables have ``spill_schema``, with groups as query ids and times of rows as query times. They are spilled
     to ``folder`` meanwhile, as one partition.
@@ -96,7 +96,7 @@ def with_queries(tables: Iterable[pa.Table], gap_us: int | None, folder: Path) -
         query_ids, query_times = assign_queries(groups, times, gap_us)
         rows = rows.append_column(GROUP_COLUMN, rows.column("query_id"))
         rows = replace_columns(rows, query_id=query_ids, query_time=query_times)
-        # Of what was spilled to disk, only a piece at a time is copied into memory.
+        # Only a piece at a time of the rows on disk is copied into memory.
         for piece in rows.to_batches(_PIECE_ROWS):
             yield pa.Table.from_batches([piece])
 
@@ -106,9 +106,9 @@ def assign_queries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Assigns rows to queries: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
-    Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
-    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is available
-    before its query.
+    Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a pause longer
+    than ``gap_us``, or never if it is None. The query time is the time of the query's last row, so that no label is
+    available before its query.
     """
     order = np.lexsort((times, groups))
     sorted_groups, sorted_times = groups[order], times[order]
@@ -129,7 +129,7 @@ def assign_queries(
 
 
 def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
-    """Replaces columns by others of their types."""
+    """Replaces the values of columns; their fields, and so their types, stay."""
     for name, values in columns.items():
         index = table.schema.get_field_index(name)
         table = table.set_column(index, table.schema.field(index), pa.array(values))
@@ -137,7 +137,7 @@ def replace_columns(table: pa.Table, **columns: np.ndarray) -> pa.Table:
 
 
 def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts a partition; of rows with equal example ids in a query, the first to arrive stays, others are rejects."""
+    """Sorts a partition; of rows with equal example ids in a query, keeps the first to arrive and rejects the rest."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
     repeated = np.zeros(table.num_rows, bool)
@@ -164,7 +164,7 @@ def reject_rows(
 
 
 def closed_text(rows: pa.Table, total: int, names: Sequence[str], length: int) -> str:
-    """Describes the rows, of ``total``, in partitions (of ``length`` microseconds) that are published already."""
+    """Describes how many of ``total`` rows fall into published partitions (of ``length`` microseconds), and which."""
     files, lines, times = (rows.column(name).to_numpy() for name in (FILE_COLUMN, ROW_COLUMN, "query_time"))
     numbers, counts = np.unique(files, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_NAMED]
@@ -202,7 +202,7 @@ class IngestResult:
     last_time_us: int | None
     held_rows: int  # held back until later ones come
     held_partitions: list[tuple[int, int]]
-    # Before this query time the log takes no more rows, but in partitions without any.
+    # Rows before this query time are no longer accepted, except in partitions that have none.
     closed_until_us: int | None
     known_files: list[str]  # files of the input that were in the log before; they were not added again
     warnings: list[str]
@@ -212,7 +212,7 @@ class IngestResult:
         return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
-        """Formats the result in a line, followed by the unpublished rows, the reasons of rejects, and warnings."""
+        """Formats the result in a line, followed by the unpublished rows, the reasons for rejects, and warnings."""
         clicks = "no labels" if self.clicks is None else f"{self.clicks} clicks"
         text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
@@ -240,10 +240,10 @@ class IngestResult:
 
 @dataclass(frozen=True)
 class IngestSettings:
-    """How files are ingested.
+    """Settings of an ingest.
 
     Attributes:
-        append: more files will come: rows of partitions that may still get some are held back, until a row comes that
+        append: whether more files will come: rows of partitions that may get more are held back until a row comes that
             is later than the end of the partition by the allowed lateness (and the gap of sessions).
         allowed_lateness_us: microseconds that a row may come later than others.
         max_reject_share: a larger share of rejected rows stops the ingest.
@@ -268,7 +268,7 @@ def ingest(
     Rows of the inputs arrive in the order of the inputs; without inputs, and unless ``append``, the rows held
     back are published.
 
-    Raises InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of
+    Raises InputError for no input or no example in it, a missing column, a damaged file, too many rejects, a log of
     another schema, or rows of partitions that are closed.
     """
     started = time.perf_counter()
@@ -287,14 +287,14 @@ def ingest(
 
 
 class _Ingest:
-    """An ingest while it holds the lock of the log's ingests."""
+    """Ingest in progress, which holds the log's ingest lock."""
 
     def __init__(
         self, mapping: Mapping, files: Sequence[SourceFile], out: Path, settings: IngestSettings
     ) -> None:
         self._mapping, self._out, self._settings = mapping, out, settings
         state = read_state(out)
-        # What a killed ingest has committed but not published.
+        # The manifests that a killed ingest has committed but not published.
         self._completed = state.publishing
         self._state = state = finish_publishing(out, state)
         check_rules(out, state, rules_of(mapping))
@@ -323,7 +323,7 @@ class _Ingest:
             settings.max_reject_share,
             out / "rejects" / f"{digest}.jsonl",
         )
-        # Without rows that wait, the lines of the files of one command count by themselves.
+        # If no rows wait, lines are counted from the first file of this command.
         continues = settings.append or state.held is not None or bool(ingested and new)
         now_us = time.time_ns() // 1000 if settings.now_us is None else settings.now_us
         self._reading = Reading(
@@ -395,7 +395,7 @@ class _Ingest:
         )
 
     def _warn_of_files(self, added: Sequence[InputFile]) -> None:
-        """Warns of files without rows, and of those with the same bytes as others under other names, now or before."""
+        """Warns of files without rows, and of files with the same bytes as another, new or old, under another name."""
         if empty := [file.name for file in added if not file.rows]:
             self._warnings.append(f"{len(empty)} of {len(added)} files hold no rows: {few(empty)}")
         names = {file.sha256: file.name for file in reversed(self._state.inputs)}
@@ -448,7 +448,7 @@ class _Ingest:
         return staged
 
     def _remove_leftovers(self, due: Sequence[int], staged: Sequence[Manifest]) -> None:
-        """Deletes the files of due partitions that no manifest names, of this or of a killed ingest.
+        """Deletes files of due partitions, left by this or a killed ingest, that no manifest names.
 
         If later partitions are published, readers would consider the manifests of such shards lost.
         """
@@ -519,7 +519,7 @@ class _Ingest:
         )
 
     def _warn_of_order(self, staged: Sequence[Manifest], published: set[int]) -> None:
-        """Warns of a hole before the new rows, and of partitions that come after later ones."""
+        """Warns of a gap before the new rows, and of partitions that are added after later ones."""
         before, first = self._last_before, self._reading.times.first
         if before is not None and first is not None and first - before > self._mapping.partition_us:
             self._warnings.append(

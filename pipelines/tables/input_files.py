@@ -1,4 +1,4 @@
-"""Lists, orders, names and opens input files; reads chunks of their raw columns."""
+"""Lists, orders, names and opens input files; defines the chunks of raw columns that are read from them."""
 
 import errno
 import re
@@ -35,9 +35,9 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     """Lists the files of ``inputs``, in order: each file, and the files of each folder that match a pattern.
 
     The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its
-    name, or by its path below the input folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    name, or by its path below the input folder. Hidden files, whose names or folders begin with . or _, are left out,
     unless a pattern begins so. ``excluded`` are globs, relative to a file's folder, of side tables, which are no input.
-    Raises InputError: an input that does not exist, a folder without files, two files of one name.
+    Raises InputError for an input that does not exist, a folder without files, or two files of one name.
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}
@@ -88,7 +88,7 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 class UnreadableNowError(PassingError):
-    """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
+    """Raised for a file that may be readable later: the machine or its permissions are at fault, not its content."""
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def is_blank(path: Path) -> bool:
 def folder_keys(path: Path) -> dict[str, str | None]:
     """Returns the columns of folders such as ``dt=2023-11-14`` above a file, whose values hold for all its rows.
 
-    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a reserved name for a missing value.
+    If two folders have one key, the nearer counts. Hive writes %3A for a colon, a reserved name for a missing value.
     """
     values: dict[str, str | None] = {}
     for part in path.absolute().parts[:-1]:
@@ -148,7 +148,7 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
 
 def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
-    """Raises InputError naming the file for missing columns, with the columns in it, or for a repeated one."""
+    """Raises InputError, which names the file, for missing columns, with the columns found, or a repeated one."""
     counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:

@@ -1,6 +1,6 @@
 """Reads files of one JSON object a line, in blocks.
 
-A block goes through Arrow's parser if the result is certain to equal that of reading line by line; otherwise it is
+A block goes through Arrow's parser if the result is certain to be the same as when read line by line; otherwise it is
 read line by line, and malformed lines are rejected. So the rows do not depend on the division into blocks.
 """
 
@@ -31,9 +31,9 @@ _INT64 = range(-(2**63), 2**63)
 class JsonlReader:
     """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Columns
-    in ``lists`` may hold lists, or text with the mapped separator, None where there are several. With ``all_needed``
-    some line of a file must have each wanted column but the ``optional`` ones.
+    Columns among ``numbers`` are read only as numbers, also in lists: 5 and 5.0 mean the same. Columns in ``lists`` may
+    hold lists, or text with the mapped separator (None if features use several). With ``all_needed`` each wanted
+    column, except the ``optional`` ones, must occur in some line of a file.
     """
 
     wanted: Sequence[str]
@@ -45,7 +45,7 @@ class JsonlReader:
     _declared: dict[str, pa.DataType] = field(default_factory=dict)
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the filled lines of a file, numbered by line. Raises InputError where no line has a needed column."""
+        """Yields a file's non-empty lines, numbered by line. Raises InputError if no line has a needed column."""
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
@@ -74,7 +74,7 @@ class JsonlReader:
         return self._slow(file, texts, rows, line)
 
     def _fast(self, block: bytes, rows: int) -> pa.Table | None:
-        """Parses the block by Arrow; None if it has to be read line by line."""
+        """Parses the block with Arrow; returns None if it has to be read line by line."""
         if not _is_harmless(block, rows):
             return None
         try:
@@ -192,10 +192,10 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 
 
 def _is_harmless(block: bytes, rows: int) -> bool:
-    """Returns whether Arrow's parser can be trusted with some lines.
+    """Returns whether Arrow's parser can be trusted with a block of lines.
 
-    It crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and makes
-    a cell for every key in every row.
+    The parser crashes on deep nesting and on a null instead of the first object, takes a later null for an object, and
+    makes a cell for every key in every row.
     """
     lines = block.split(b"\n")
     if max(line.count(b"[") + line.count(b"{") for line in lines) > _DEEPEST:

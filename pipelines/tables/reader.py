@@ -1,7 +1,7 @@
 """Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each.
 
 Parquet is read here, other formats by ``delimited`` and ``jsonl``. Side tables are small tables beside the input files,
-looked up by a key, and by the time where their rows have one.
+looked up by a key, and also by time if their rows have one.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -76,8 +76,8 @@ def read_table_file(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
 
-    A column that the file lacks, and may lack, is null. In text formats, the columns of ``encoded`` are dictionaries.
-    Raises InputError: a missing column or a damaged file.
+    An optional column that the file lacks is null. In text formats, the columns of ``encoded`` are dictionaries.
+    Raises InputError for a missing column or a damaged file.
     """
     absent: list[str] = []
     if form.optional:
@@ -95,7 +95,7 @@ def read_table_file(
 def read_strictly(
     path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
 ) -> tuple[pa.Table, list[int]]:
-    """Reads the wanted columns of a whole file as UTF-8, and the row numbers. Raises InputError: a bad row."""
+    """Reads the wanted columns of a whole file as UTF-8, and the row numbers. Raises InputError for a bad row."""
     source = SourceFile(0, path, path.name)
     chunks = list(read_table_file(source, form, wanted, block_bytes))
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
@@ -119,7 +119,7 @@ class SideTable:
 
     A row is valid from its time until the next row of its key; without times, a row is always valid.
     ``times`` are the distinct times, int64 [T], ascending; rows of one key follow one another by time, and ``order``,
-    int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
+    int64 [K], is (index of the row's key) * (T + 1) + 1 + (index of its time), ascending.
     """
 
     key: str
@@ -132,7 +132,7 @@ class SideTable:
     def look_up(self, keys: pa.Array, times: np.ndarray) -> Columns:
         """Returns the side columns of N rows by key, as valid at the rows' times, int64 [N] in microseconds.
 
-        Null where the key is missing, or has only later rows.
+        A value is null if the key is missing, or has only later rows.
         """
         numbers = pc.fill_null(pc.index_in(_key_texts(keys), self.keys), -1).to_numpy().astype(np.int64)
         step = len(self.times) + 1
@@ -160,7 +160,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
 
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
-    """Makes a side table from columns of ``path`` and row numbers. Raises InputError: a missing or repeated key."""
+    """Makes a side table from columns of ``path`` and row numbers. Raises InputError for a missing or repeated key."""
     keys = _key_texts(table.column(join.key).combine_chunks())
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
@@ -188,7 +188,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
-    """Returns the times from which rows hold, [K] int64 microseconds. Raises InputError: a missing or bad time."""
+    """Returns the times from which rows are valid, int64 [K] microseconds. Raises InputError for a bad time."""
     name = str(valid_from.column)
     column = table.column(name).combine_chunks()
     try:
@@ -262,7 +262,7 @@ def _json_lines(mapping: Mapping, wanted: Sequence[str], optional: Sequence[str]
 
 
 def _side_tables(mapping: Mapping, folder: Path, block_bytes: int) -> tuple[SideTable, ...]:
-    """Loads the side tables in a folder, those with columns that the mapping reads."""
+    """Loads the side tables in a folder, except tables without a column that the mapping reads."""
     tables = []
     for join in mapping.joins:
         form = join.input or mapping.input

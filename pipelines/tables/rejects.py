@@ -11,7 +11,7 @@ from ctr.io.files import write_atomic_bytes
 
 # Default limit of the share of rejected rows, above which an ingest stops.
 MAX_REJECT_SHARE = 0.01
-EARLY_ROWS = 100_000  # from so many rows on, the share of rejects is also checked before the input ends
+EARLY_ROWS = 100_000  # from this many rows on, the share of rejects is also checked before the input ends
 # The reason of lines that are no rows: they are counted, and do not count against the allowed share.
 REPEATED_HEADER = "repeats the header"
 
@@ -20,7 +20,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Reject:
-    """Rejected row."""
+    """Rejected row, with the refused value and the reason."""
 
     file: int  # number of the source file
     row: int  # 1-based line or record number

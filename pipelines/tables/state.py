@@ -85,7 +85,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
 
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
-    """Raises InputError where the rows of a log were ingested under other rules."""
+    """Raises InputError if the rows of a log were ingested under other rules."""
     for key in (state.rules | rules) if state.rules else ():
         before, now = state.rules.get(key, "none"), rules.get(key, "none")
         if before != now:
@@ -96,7 +96,7 @@ def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
 
 
 def check_published(log: Path, state: IngestState) -> None:
-    """Raises InputError where a published manifest is lost, but shards of its partition exist."""
+    """Raises InputError if a published manifest is lost, but shards of its partition exist."""
     present = {name.removesuffix(".json") for name in names_in(log / "manifests", ".json")}
     for name in sorted(set(state.published) - present):
         if any(shard.startswith(name) for shard in names_in(log / "shards", ".parquet")):
@@ -129,7 +129,7 @@ def read_state(log: Path) -> IngestState:
 def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: bool) -> list[SourceFile]:
     """Returns the files of an ingest; none are required if rows are held back or an ingest is unfinished.
 
-    Raises InputError: no files, or a log of other features.
+    Raises InputError for no files, or a log of other features.
     """
     check_log(log, mapping.feature_schema)
     if inputs:
@@ -143,7 +143,7 @@ def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: boo
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes what a killed ingest has committed. Raises InputError if other content is in the way."""
+    """Publishes the manifests that were committed. Raises InputError if one was published with other content."""
     if not state.publishing:
         return state
     for manifest in state.publishing:
@@ -155,7 +155,7 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
 
 
 def commit(log: Path, state: IngestState) -> IngestState:
-    """Commits an ingest and publishes its partitions."""
+    """Commits an ingest, publishes its partitions, and deletes the files of rows that are no longer held back."""
     _write_state(log, state)
     state = finish_publishing(log, state)
     named = {_STATE, *([] if state.held is None else [state.held.file])}
@@ -170,7 +170,7 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def digest_of(*parts: str) -> str:
-    """Returns a hash, for the name of a file, of the texts that its content depends on."""
+    """Returns a digest, for use in a file's name, of the texts that the file's content depends on."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
 """Operations of the id rules on Arrow arrays of strings and NumPy arrays of numbers, and conversion of values to text.
 
-Strings are large_string without nulls. Items of lists may be a dictionary, of which only the distinct values are
-changed; derived columns may also be string, and keep nulls. TensorFlow is loaded only for text, because it cuts and
+Strings are large_string without nulls. Items of lists may be dictionary-encoded, and then only the distinct values are
+converted; derived columns may also be string, and keep nulls. TensorFlow is loaded only for text, because it cuts and
 hashes n-grams faster.
 """
 

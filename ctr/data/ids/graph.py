@@ -57,13 +57,13 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
     """Computes the ids of all features of N rows, in pure graph operations without state.
 
     Args:
-        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing; of a
-            text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent category
-            reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since 1970-01-01 UTC,
+        raw: one tensor for each of ``schema.inputs``: for a number, [N] of any numeric dtype, NaN where missing; for a
+            text, [N] strings (or integers, read as decimal text), empty where missing; if a multivalent category
+            reads it, also a RaggedTensor [N, None] of these; for the time, [N] int64 microseconds since 1970-01-01 UTC,
             negative where missing.
 
     Returns:
-        [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
+        [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 if the
         feature's ids grow.
     """
     texts = (name for name, kind in schema.inputs.items() if kind == "text" and name in raw)
@@ -79,7 +79,7 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
             alike.setdefault(key, []).append(feature)
     results: dict[str, IdColumn] = {}
     for features in alike.values():
-        # In a few operations: a model that is served has few rows of many features.
+        # In few operations, as a served model gets few rows of many features.
         together = ids.hashed(
             operations, features, tf.stack([columns[feature.source] for feature in features])
         )
@@ -99,7 +99,7 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
 def _source(
     schema: Schema, feature: Category | Number | Vector | Text, raw: Mapping[str, Tensors]
 ) -> Tensors:
-    """Returns the column that a feature reads, derived where it is not a column of the request."""
+    """Returns the column that a feature reads, derived if it is not a column of the request."""
     rule = schema.derive.get(feature.source)
     values = column_of(raw, feature, feature.source if rule is None else rule.column)
     if rule is None:
@@ -114,7 +114,7 @@ def _source(
 
 
 def check_rules(schema: Schema) -> None:
-    """Raises InputError where a plug-in rule transforms one of its probes differently in the graph and at ingestion."""
+    """Raises InputError if a plug-in rule transforms one of its probes differently in the graph and at ingestion."""
     for name, derived in schema.derive.items():
         if derived.rule is not None:
             probes = (*_PROBES, *derived.rule.probes)
@@ -137,9 +137,9 @@ def numbers(values: tf.Tensor) -> tf.Tensor:
         return tf.cast(values, tf.float32)
     plain = tf.strings.regex_replace(values, f"^{_NUMBER}$", r"\1", replace_global=False)
     texts = tf.where(tf.strings.regex_full_match(values, _NUMBER), plain, "nan")
-    # As a column of truth values becomes numbers.
+    # Booleans become 1 and 0, as in a column of them.
     texts = tf.where(tf.equal(values, "true"), "1", tf.where(tf.equal(values, "false"), "0", texts))
-    # By way of float64, as ingestion does, so that both round alike.
+    # Via float64, as at ingestion, so that both round alike.
     return tf.cast(tf.strings.to_number(texts, tf.float64), tf.float32)
 
 
@@ -168,7 +168,7 @@ def apply(strings: tf.Tensor, rule: ColumnRule) -> tf.Tensor:
 
 
 def _valid(strings: tf.Tensor) -> tf.Tensor:
-    """Replaces strings that are not UTF-8 by empty ones."""
+    """Replaces strings that are not UTF-8 with empty ones."""
     # Surrogates are no text in UTF-8, though RE2 reads them.
     return tf.where(tf.strings.regex_full_match(strings, r"(?s)[^\x{D800}-\x{DFFF}]*"), strings, "")
 
@@ -244,7 +244,7 @@ def grown(prints: tf.Tensor) -> tf.Tensor:
 
 
 def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
-    # By search among fingerprints: a lookup table would be state that the exported model must carry.
+    # Searches the sorted fingerprints: a lookup table would be state that the exported model must carry.
     keys = np.array(sorted(places), np.uint64)
     ids = np.array([places[key] for key in keys.tolist()], np.int32)
     # searchsorted has no unsigned kernel; flipping the top bit keeps the order in int64.

@@ -1,12 +1,12 @@
 """Rules that compute the ids of each kind of feature, written once for Arrow and for TensorFlow.
 
 Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
-where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
+if ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
-(``ctr.data.value_arrays``); so do the numbers of a vector. A cross mixes the full 64-bit
+(``ctr.data.value_arrays``), as do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
 missing part counts as a distinct value, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
-part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
+part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finalizer ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
 x ^= x >> 32``. Categories spell numbers in one way (``ctr.data.spelling``).
 """
 
@@ -40,7 +40,7 @@ class Operations(Protocol):
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
     def prefix(self, strings: Vector, length: int) -> Vector: ...  # the first ``length`` characters
     def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
-    def apply(self, strings: Vector, rule: ColumnRule) -> Vector: ...  # of another package
+    def apply(self, strings: Vector, rule: ColumnRule) -> Vector: ...  # a rule of another package
     def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
     def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...  # empty: runs of white space
     def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
@@ -65,7 +65,7 @@ class Operations(Protocol):
 
 
 class IdColumn(NamedTuple):
-    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the row of each value."""
+    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the size of each row."""
 
     ids: Vector
     prints: Vector
@@ -94,7 +94,7 @@ class FeatureIds:
         values: Vector,
         rows: Rows = None,
     ) -> IdColumn:
-        """Computes the ids of a feature from the values of its source; ``rows``: the row of each value of lists."""
+        """Computes the ids of a feature from the values of its source; ``rows``: for lists, the size of each row."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
             if not feature.has_ids:
@@ -134,9 +134,9 @@ class FeatureIds:
 
 
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
-    """Computes ids from fingerprints of a feature, or of a stack of features, all of them or none with growing ids."""
+    """Computes ids from fingerprints of a feature, or of a stack of features, of which all or none have growing ids."""
     counts = [count - 1 for count in buckets if count is not None]
-    # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
+    # 0 means missing; the one value in 2^64 with this fingerprint takes the next id.
     return xp.bucket(prints, counts) if counts else xp.grown(prints)
 
 
@@ -194,7 +194,7 @@ def number_edges(feature: Number) -> list[float]:
 def column_of(
     columns: Mapping[str, Vector], feature: Category | Number | VectorFeature | Text, name: str
 ) -> Vector:
-    """Returns the column that a feature reads. Raises InputError: it is absent."""
+    """Returns the column that a feature reads. Raises InputError if it is absent."""
     if name not in columns:
         names = listed(list(columns), name)
         raise InputError(

@@ -30,7 +30,7 @@ class _Encoded:
     """A dictionary-encoded source column: the index of each row's (or list item's) distinct value."""
 
     codes: np.ndarray  # int32 [rows], or [items] of a list column
-    texts: pa.Array  # large strings; missing is empty; the empty string may stand twice
+    texts: pa.Array  # large strings; missing is empty; the empty string may occur twice
     lengths: np.ndarray | None  # int32 [rows] of a list column
 
 
@@ -66,11 +66,11 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
 
 
 def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
-    """Returns whether its dictionaries hold text and can be joined into one, with a further value for null."""
+    """Returns whether a column's dictionaries hold text and can be unified, with one more value for null."""
     # Indices of fewer bits may leave no room for the values of other chunks.
     if not is_text(column.type.value_type) or column.type.index_type != pa.int32():
         return False
-    # Arrow joins no dictionaries with nulls.
+    # Arrow cannot unify dictionaries with nulls.
     return column.num_chunks <= 1 or not any(chunk.dictionary.null_count for chunk in column.chunks)
 
 
@@ -168,9 +168,9 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
 
     Categories and text read strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
     dictionaries of them; multivalent categories also lists of these; numbers read any numeric type, vectors lists of
-    these. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
-    order (C-contiguous), and for each multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a
-    source column is absent or of a type that its feature cannot read.
+    numbers. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
+    order (C-contiguous), and for each multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError if
+    a source column is absent or of a type that its feature cannot read.
     """
     return _packed(schema, _transformed(schema, table), table.num_rows)
 
@@ -211,11 +211,11 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
 
 
 def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, value_names: Sequence[str] = ()) -> pa.Table:
-    """Makes rows of a shard from key columns (those of ``shard_schema`` that are not features) and raw source columns.
+    """Makes rows of a shard from key columns (``shard_schema`` without the features) and raw source columns.
 
     Raw values of the features ``value_names`` follow in separate columns (``ctr.data.kept_values.value_columns``).
-    Raises InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
-    ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
+    Raises InputError for keys that are absent, null or out of range (labels are 0 and 1, weights from 0 to
+    ``LARGEST_WEIGHT``), and as ``transform_table`` does.
     """
     target = shard_schema(schema)
     transformed = _transformed(schema, raw)

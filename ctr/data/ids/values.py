@@ -1,4 +1,4 @@
-"""Ids of the raw values in configurations."""
+"""Ids of the raw values that configurations name."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ _SHOWN = 20
 def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.ndarray:
     """Computes the ids of raw values of a single-valued category or number, as a configuration names them.
 
-    Numbers stand for the bucket that they fall into; null or the empty text is missing. Raises InputError: there is no
-    such feature or value, or a value has the id of an earlier one.
+    Numbers stand for the bucket that they fall into; null or the empty text is missing. Raises InputError if there is
+    no such feature or value, or a value has the id of an earlier one.
     """
     feature = schema.by_name.get(name)
     if feature is None:
@@ -68,5 +68,5 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
 def _text(value: RawValue) -> str:
     if isinstance(value, float):
         return float_text(value)
-    # As Arrow writes truth values.
+    # Booleans as Arrow writes them.
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

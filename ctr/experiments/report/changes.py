@@ -17,8 +17,8 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
     """Compares each of `CHANGED` of an arm with a reference's, at the seeds that both finished.
 
     ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
-    percent of the other one's. ``METRIC_significant`` is 1 where the interval excludes 0 and all seeds have one sign, 0
-    if not, and absent without an interval. Raises NotComparableError: they have no finished seed in common,
+    percent of the reference's. ``METRIC_significant`` is 1 if the interval excludes 0 and all seeds have one sign, 0
+    if not, and absent without an interval. Raises NotComparableError if they have no finished seed in common,
     or scored different examples.
     """
     name, other = arm.plan.name, reference.plan.name
@@ -48,9 +48,9 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
 def slice_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
     """Compares the slices of each family that an arm and its reference measured, at the same seeds.
 
-    ``FAMILY/INDEX`` is a slice, which by estimated CTR holds other rows in each run. Its size is the bias's absolute
-    value, below 0 is better. Of a whole family, ``slice_variance`` is the unweighted variance of bias over
-    mean prediction over the slices that both have (FF 7.2).
+    ``FAMILY/INDEX`` is a slice; slices by estimated CTR hold other rows in each run. A slice's size is the absolute
+    value of its bias; a change below 0 is better. For a whole family, ``slice_variance`` is the unweighted variance,
+    over the slices that both have, of bias divided by mean prediction (FF 7.2).
     """
     rows: list[Row] = []
     for family in arm.plan.families:

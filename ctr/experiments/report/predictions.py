@@ -19,7 +19,7 @@ LATE, WHOLE = "last half", ""
 """Parts of the time that is scored over which PD is reported."""
 
 Pairs = Mapping[tuple[int, ...], PairedPredictions]
-"""Predictions of pairs of runs, by their seeds: one where both have it, or two."""
+"""Predictions of pairs of runs, by their seeds: one seed if both have the same, else two."""
 
 
 def begin_of_late(folder: Path, plan: Plan) -> int | None:
@@ -40,10 +40,10 @@ def prediction_rows(
 ) -> tuple[list[Row], list[str]]:
     """Measures PD of the pairs of seeds of each arm, and of its runs and their retrains over the last half.
 
-    ``prediction_difference`` is of pairs of seeds and their mean, and ``prediction_difference_ratio`` relates it to the
-    reference's, over the pairs of both. ``retrain_difference`` is of a run and its retrain, ``seed`` among them the
-    pairs of the arm's seeds; means have intervals by a jackknife over seeds. ``retrain_pairs_planned`` counts the pairs
-    once all runs are finished. Also returns the missing parts, with reasons.
+    ``prediction_difference`` has each pair of seeds and their mean, and ``prediction_difference_ratio`` relates it to
+    the reference's, over the pairs of both. ``retrain_difference`` has each run and its retrain, by kind; the kind
+    ``seed`` has the pairs of the arm's seeds. Its means have intervals by a jackknife over seeds.
+    ``retrain_pairs_planned`` counts the pairs once all runs are finished. Also returns missing parts, with reasons.
     """
     rows: list[Row] = []
     missing: list[str] = []

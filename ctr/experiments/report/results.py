@@ -33,7 +33,7 @@ _DECILE_RATIOS = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment and its results."""
+    """An experiment: its plan, the table of its results, and the parts that are missing."""
 
     plan: Plan
     table: pd.DataFrame
@@ -44,7 +44,7 @@ class Experiment:
     missing: list[str]  # missing runs and skipped comparisons, with reasons
 
     def as_json(self) -> str:
-        """Returns everything as JSON; null where undefined."""
+        """Returns the plan, the results and the missing parts as JSON text; undefined numbers are null."""
         content = {
             **self.plan.model_dump(exclude={"arms"}),
             "late_from": self.late_from,
@@ -68,7 +68,7 @@ class Experiment:
 def read_experiment(folder: Path) -> Experiment:
     """Reads and compares everything that the folder of an experiment holds.
 
-    Raises InputError: the plan or the costs cannot be read, or a run read another log than the rest.
+    Raises InputError if the plan or the costs cannot be read, or a run read another log than the rest.
     """
     plan, costs = read_plan(folder), read_costs(folder)
     arms, late_from = measure_arms(folder, plan), begin_of_late(folder, plan)

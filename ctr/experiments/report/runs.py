@@ -34,7 +34,7 @@ Quartiles = tuple[Amount, Amount, Amount]
 
 
 class ArmCosts(Record):
-    """Costs of an arm; None where it was not measured."""
+    """Costs of an arm; None if not measured."""
 
     train_flops: Amount | None = None  # for each example learned from
     inference_flops: Amount | None = None  # for each example scored
@@ -58,7 +58,7 @@ class Costs(Record):
 
 @dataclass(frozen=True)
 class Ending:
-    """Ending of a planned run."""
+    """State in which a planned run ended, and why."""
 
     seed: int
     folder: str  # relative to the experiment's
@@ -81,7 +81,7 @@ class FamilyBias:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run of an arm."""
+    """Metrics of a finished run of an arm, and the calibration of its slices."""
 
     folder: Path
     estimates: Mapping[str, Estimate]  # of `CHANGED`
@@ -108,7 +108,7 @@ def read_costs(folder: Path) -> Costs:
 def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
     """Reads the runs of all arms; only predictions of the plan's query times count.
 
-    Raises InputError: a run read another log than the rest, or its calibration by slice is damaged.
+    Raises InputError if a run read another log than the rest, or its calibration by slice is damaged.
     """
     log = (plan.log_sha256, str(folder / "plan.json")) if plan.log_sha256 else None
     arms = {}

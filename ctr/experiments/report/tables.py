@@ -1,4 +1,4 @@
-"""Tables of an experiment, read from its tidy table, for a terminal and for its page alike."""
+"""Tables of an experiment, read from its tidy table, for both a terminal and its HTML page."""
 
 import math
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ _SLICES_SHOWN = 20  # of an arm, where the experiment names none
 
 
 class Column(NamedTuple):
-    """Column of numbers of a metric, with intervals and a star where a change is significant."""
+    """Column of numbers of a metric, with intervals and a star if a change is significant."""
 
     head: str
     metric: str
@@ -65,7 +65,7 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         table = pd.DataFrame(rows, columns=["arm", by, *heads, PAPER]).replace(
             {"": None, display.ABSENT: None}
         )
-        # Without columns that no arm has, and without arms that have none.
+        # Drops columns that no arm has, and arms that have none of them.
         table = table.dropna(subset=heads, how="all").dropna(axis="columns", how="all")
         table = table.fillna(display.ABSENT).astype(str)
         if len(table):
@@ -92,7 +92,7 @@ def table_lines(experiment: Experiment) -> list[str]:
 
 
 def is_significant(experiment: Experiment, metric: str, **keys: object) -> bool:
-    """Returns whether a change is significant."""
+    """Returns whether a metric has a row ``METRIC_significant`` of 1 under these keys."""
     number = experiment.numbers(f"{metric}_significant", **keys)
     return number is not None and number.value == 1
 

@@ -126,8 +126,8 @@ def _bound(value: float, *, is_below: bool) -> Number:
 def _crossing(accuracies: FloatArray, logs: FloatArray) -> float:
     """Returns the log of the least cost, of `logs` [P], at which the curve reaches a target.
 
-    `accuracies` are the target's and the curve's [1 + P]. Minus infinity where the first point already lies above the
-    target, infinity where none reaches it.
+    `accuracies` are the target's and the curve's [1 + P]. Returns minus infinity if the first point already lies above
+    the target, and infinity if none reaches it.
     """
     target, accuracy = accuracies[0], accuracies[1:]
     reached = np.flatnonzero(accuracy >= target)

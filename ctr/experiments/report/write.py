@@ -28,7 +28,7 @@ def write_experiment(folder: Path) -> str:
     """Writes result.json, table.csv, table.txt and report.html of an experiment; returns table.txt.
 
     Each appears whole or not at all. Runs that failed or are missing are reported as such; the same runs
-    give the same bytes. Raises InputError: the plan or the costs cannot be read, a run read another log than
+    give the same bytes. Raises InputError if the plan or the costs cannot be read, a run read another log than
     the rest, or a file cannot be written.
     """
     experiment = read_experiment(folder)
@@ -58,7 +58,7 @@ def as_text(experiment: Experiment) -> str:
 
 
 def experiment_context(experiment: Experiment) -> PageContext:
-    """Returns the content of the page about an experiment."""
+    """Returns the content of an experiment's HTML page."""
     plan = experiment.plan
     marks = [arm.name for arm in plan.arms if arm.of is None]
     lead = [
