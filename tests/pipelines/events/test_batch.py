@@ -12,7 +12,7 @@ import pytest
 import event_files
 import model_cases
 import raw_logs
-from ctr.config import parse_model, read_yaml
+from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
@@ -20,8 +20,6 @@ from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.pipelines.events.follow import EventsResult, ingest_events
 from ctr.serving.metadata import find_model
-from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.simulate import simulate
 
 COUNT = 150
 EVENT_TYPES = {"impressions": "view", "clicks": "click"}
@@ -77,36 +75,6 @@ def test_every_form_becomes_the_same_log_also_of_one_file_whose_column_tells_the
     first, *others = (event_files.published(log, beside) for log in logs)
     assert others == [first] * 2
     assert {name.partition("/")[0] for name in first} == {"shards"}
-
-
-@pytest.mark.slow
-def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(root, tmp_path):
-    """Under the mapping that ships for them."""
-    world = {"examples": 400, "queries_per_day": 50, "users": 20, "ads": 20, "words": 30, "topics": 3}
-    at_once = dict.fromkeys(
-        ("delivery_seconds", "straggler_seconds", "click_seconds", "late_click_seconds"), 0
-    )
-    delivered = {**at_once, "duplicate_share": 0.2, "format": "jsonl"}
-    content = {**world, "advertisers": 3, "base_ctr": 0.3, "buckets": False, "events": delivered}
-    simulate(
-        parse_model(SimulatorConfig, content, "test"), tmp_path / "simulated", events=tmp_path / "hourly"
-    )
-    # In one file a kind, which saves most of the time.
-    for kind in ("impressions", "clicks"):
-        data = b"".join(path.read_bytes() for path in sorted((tmp_path / "hourly" / kind).iterdir()))
-        event_files.write_files(tmp_path / "events", [(f"{kind}/0.jsonl", data)])
-    mapping: Any = read_yaml(root / "examples/events/simulated.yaml", "mapping")
-    kinds = {kind: {**mapping[kind], "input": {"type": "jsonl"}} for kind in ("impressions", "clicks")}
-    days = {"partition": "1d", "click_window": "1h", "delay": "1d"}
-    shipped = parse_model(EventMapping, {**mapping, **kinds, **days}, "test")
-    result = ingest(shipped, tmp_path / "events", tmp_path / "log")
-    assert result.counters["duplicate_impressions"] > 0
-    shards = [
-        {path.name: path.read_bytes() for path in (log / "shards").iterdir()}
-        for log in (tmp_path / "simulated", tmp_path / "log")
-    ]
-    assert shards[0] == shards[1]
-    assert result.clicks == sum(manifest.clicks for manifest in read_manifests(tmp_path / "simulated")) > 0
 
 
 def test_row_groups_that_are_read_apart_count_together(events, log, tmp_path, monkeypatch):

@@ -58,22 +58,6 @@ def jsonl(folder: Path, **files: Sequence[event_files.Event]) -> Path:
     )
 
 
-@pytest.mark.slow
-def test_events_far_ahead_of_this_machine_are_read_as_any_others(ingest, tmp_path):
-    """A clock that is behind sees the same."""
-    drawn = event_files.draw_events(60)
-    later = {kind: moved(events, 300 * YEAR) for kind, events in drawn.items()}
-    event_files.write_events(tmp_path / "now", drawn)
-    event_files.write_events(tmp_path / "later", later)
-    ingest(tmp_path / "now", tmp_path / "now.log", "batch")
-    labels = event_files.labels(tmp_path / "now.log")
-    assert sum(labels.values()) > 0
-    for driver in DRIVERS:
-        ingest(tmp_path / "later", tmp_path / driver, driver)
-        assert read_rejects(tmp_path / driver) == []
-        assert event_files.labels(tmp_path / driver) == labels
-
-
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_an_event_of_the_year_2099_among_others_is_refused_and_moves_nothing(driver, ingest, tmp_path):
     drawn = event_files.draw_events(120)

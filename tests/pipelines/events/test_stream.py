@@ -40,11 +40,6 @@ def test_a_partition_waits_until_the_very_moment_at_which_it_closes(tmp_path, ea
     assert late_ids(tmp_path / "log", "impression_id") == ([] if label else [1])
 
 
-def test_no_event_is_no_partition(tmp_path):
-    assert run_stream(tmp_path / "none", [100]) == []
-    assert list_partitions(tmp_path / "none") == []
-
-
 def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(tmp_path):
     steps = [raw("impressions", impression(1, 19), impression(2, 25)), 60]
     run_stream(tmp_path / "log", [*steps, raw("clicks", click(1, 22, 23))])
