@@ -120,29 +120,6 @@ def test_of_two_publishers_at_once_the_first_one_wins(log: Path, monkeypatch: An
     assert done == read_manifests(log) and rows_of(log, done[0]).equals(rival)
 
 
-def test_shards_are_on_the_disk_before_their_manifest_is_there(log: Path, monkeypatch: Any) -> None:
-    done: list[tuple[str, str]] = []
-    fsync, replace, link = os.fsync, Path.replace, os.link
-
-    def note(name: str, call: Any, place: Any) -> Any:
-        def noted(*arguments: Any) -> Any:
-            path = Path(place(*arguments)).relative_to(log)
-            done.append((name, str(path).partition(".partial-")[0]))
-            return call(*arguments)
-
-        return noted
-
-    monkeypatch.setattr(os, "fsync", note("fsync", fsync, lambda file: os.readlink(f"/proc/self/fd/{file}")))
-    monkeypatch.setattr(Path, "replace", note("name", replace, lambda _, target: target))
-    monkeypatch.setattr(os, "link", note("name", link, lambda _, target: target))
-    manifest = publish(log, shard_rows=25)
-    expected = []
-    for path in (*(f"shards/{entry.file}" for entry in manifest.shards), f"manifests/{manifest.name}.json"):
-        # The content, then its name, then the folder that has the name.
-        expected += [("fsync", path), ("name", path), ("fsync", path.partition("/")[0])]
-    assert [event for event in done if event != ("fsync", ".")] == expected
-
-
 def test_overlapping_partitions_are_refused(log: Path, tmp_path: Path) -> None:
     publish(log)
     for start, end in ((500, END + 500), (0, END - 1), (100, 200)):

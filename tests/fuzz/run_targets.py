@@ -160,6 +160,6 @@ TARGETS = {
         for name, form in (("arrays.npz", "bytes"), ("state.json", "json"))
     },
     **{f"run {name}": _run_file(name) for name in RUN_FILES},
-    "experiment": Target("json", *in_place(_experiment, "plan.json", _write_experiment), slow=True),
-    "export": Target("json", *in_place(_export, f"{EXTRA}/{FILE}", _read_export), slow=True),
+    "experiment": Target("json", *in_place(_experiment, "plan.json", _write_experiment)),
+    "export": Target("json", *in_place(_export, f"{EXTRA}/{FILE}", _read_export)),
 }

@@ -325,7 +325,10 @@ def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
 
 
 def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
-    """Of a power cut: a file appears by a rename or link after its own fsync, and its folder is synced after that."""
+    """Of a power cut: a file appears by a rename or link after its own fsync, and its folder is synced after that.
+
+    A manifest appears once all before it is so.
+    """
     synced: set[str] = set()
     named: set[str] = set()
     unsettled: set[str] = set()
@@ -336,6 +339,7 @@ def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
             unsettled.difference_update({name for name in unsettled if str(Path(name).parent) == path})
         elif point in ("rename.before", "link.before"):
             assert any(one.startswith(f"{path}.partial-") for one in synced), f"{path} was not synced"
+            assert not unsettled or "/manifests/" not in path, f"{path} came before {unsettled}"
             synced.difference_update({one for one in synced if one.startswith(f"{path}.partial-")})
         elif point in ("rename.after", "link.after"):
             named.add(path)

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import raw_logs
 from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import (
-    mix_ids,
     parse_ids,
     parse_labels,
     parse_numbers,
@@ -241,14 +239,6 @@ def test_ids_of_other_types_agree_with_their_text():
     assert checked(parse_ids(pa.nulls(1))) == [BAD]
     with pytest.raises(InputError, match="ids are whole numbers or text"):
         parse_ids(pa.array([1.5]))
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-def test_mixed_ids_are_those_of_whole_number_arithmetic(parts):
-    assert mix_ids(*parts).tolist() == [raw_logs.plain_mix(*parts)]
-    # Of a value and columns, row by row.
-    rows = mix_ids(parts[0], *[np.array([part, 1]) for part in parts[1:]])
-    assert rows.tolist()[0] == raw_logs.plain_mix(*parts)
 
 
 # What clocks in Berlin show around both ends of summer time, with the instants in UTC: none, one, or two of them.

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import raw_logs
-from ctr.cli import main
 from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
-from ctr.data.kept_values import FOLDER, read_values, values_path
+from ctr.data.kept_values import FOLDER, read_values
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from log_files import ids_of_rows
@@ -143,17 +142,6 @@ def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(given, l
             assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
 
 
-@pytest.mark.parametrize("query", ["none", "session"])
-def test_files_one_after_another_give_the_bytes_of_one_ingest(given, tmp_path, query):
-    mapping = make_mapping(query=raw_logs.QUERIES[query])
-    ingest(mapping, given, tmp_path / "whole", now_us=NOW)
-    for path in given:
-        ingest(mapping, [path], tmp_path / "log", append=path != given[-1], now_us=NOW)
-    found, wanted = raw_logs.log_bytes(tmp_path / "log"), raw_logs.log_bytes(tmp_path / "whole")
-    assert found == wanted
-    assert sum(name.startswith(f"{FOLDER}/") for name in wanted) == len(read_manifests(tmp_path / "log"))
-
-
 def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_began_with(given, log, tmp_path):
     ingest(make_mapping(keep_values=[]), given[:1], tmp_path / "log", append=True, now_us=NOW)
     with pytest.raises(
@@ -166,24 +154,6 @@ def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_bega
     assert shards and {name: without.get(name) for name in shards} == {name: wanted[name] for name in shards}
     assert not any(name.startswith(FOLDER) for name in without)
     assert values_in(tmp_path / "log", "user") == {}
-
-
-def test_a_flipped_byte_is_noticed(given, tmp_path, capsys):
-    ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
-    [first, *_] = read_manifests(tmp_path / "log")
-    path = values_path(tmp_path / "log", first.name, first.values)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(
-        InputError, match=f"{path.name}: damaged: its {len(content)} bytes do not have the SHA-256"
-    ):
-        read_values(tmp_path / "log", {"user": [1]})
-    assert main(["inspect", str(tmp_path / "log")]) == 1
-    assert f"{path.name}: damaged" in capsys.readouterr().err
-    path.unlink()
-    with pytest.raises(InputError, match=path.name):
-        read_values(tmp_path / "log", {"user": [1]})
 
 
 def test_features_without_raw_values_are_refused():
