@@ -187,7 +187,6 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
         ({"start": 1}, "lie outside the partition"),
         ({"schema_version": "x"}, "written under schema x, but the log's schema is"),
         ({"format": 2}, "format: 2 is not allowed"),
-        ({"shards": [{"file": "../../etc/passwd"}]}, "'../../etc/passwd' is not allowed"),
         ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),
     ],
 )

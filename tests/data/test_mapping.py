@@ -8,7 +8,7 @@ import pytest
 
 from ctr.config import StrictModel, dump_yaml, parse_model
 from ctr.data.event_mapping import EventMapping, load_event_mapping
-from ctr.data.mapping import Label, Mapping, duration_us, format_names, load_format
+from ctr.data.mapping import Mapping, format_names, load_format
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.simulator.config import WorldConfig
@@ -117,21 +117,6 @@ def test_what_a_mapping_of_events_cannot_be(path, value, message):
     elsewhere = {"uninformative": {**BY_LOSS, "low_loss": {**LOW_LOSS, "log": "elsewhere"}}}
     teacher = {"sampling": {"name": "s", "rule": elsewhere}, "teacher": {"name": "t", "model": "models"}}
     refused(EventMapping, {**EVENTS, **teacher}, "the teacher scores this log")
-
-
-def test_labels_and_durations_as_text():
-    for text, column, op, value in (
-        ("click", "click", None, None),
-        (" rating >= 4 ", "rating", ">=", 4.0),
-        ("rating:float < -1.5", "rating:float", "<", -1.5),
-        ("event == buy", "event", "==", "buy"),
-        ("event != 'no buy'", "event", "!=", "no buy"),
-        ("two words <= 1e3", "two words", "<=", 1000.0),
-    ):
-        label = Label.model_validate(text)
-        assert (label.column, label.op, label.value) == (column, op, value)
-    microseconds = {"1us": 1, "5ms": 5000, "90s": 90_000_000, "30m": 1.8e9, "2h": 7.2e9, "7d": 6.048e11}
-    assert {text: duration_us(text) for text in microseconds} == microseconds
 
 
 def test_the_start_of_row_order_is_utc():

@@ -115,21 +115,6 @@ def with_rules(*features: dict[str, Any], **derive: dict[str, Any]) -> Schema:
     return parse_model(Schema, {"features": list(features), "derive": derive or rules}, "schema.yaml")
 
 
-def test_inputs_are_what_columns_are_derived_from() -> None:
-    schema = with_rules(
-        CATEGORY,
-        {**CATEGORY, "name": "h", "source": "hour"},
-        {**CATEGORY, "name": "z", "source": "zip3"},
-        {"kind": "number", "name": "n", "source": "copy", "boundaries": [1]},
-        {"kind": "number", "name": "m", "source": "m", "boundaries": [1]},
-    )
-    # The column s is read as a category and, by way of a copy, as a number.
-    assert schema.inputs == {"s": "text", "time_us": "time", "zip": "text", "m": "number"}
-    alone = schema.only(["n"])
-    assert alone.inputs == {"s": "number"}
-    assert set(alone.derive) == {"copy"}
-
-
 def test_rules_are_part_of_the_version_and_of_what_a_feature_means() -> None:
     hour = {**CATEGORY, "source": "hour"}
     by_part, by_period = with_rules(hour, hour=DERIVE["hour"]), with_rules(hour, hour=DERIVE["unread"])

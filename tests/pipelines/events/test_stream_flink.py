@@ -1,5 +1,6 @@
 """The streaming job on a real Flink: the batch job's bytes, whatever is killed and however often it is begun again."""
 
+import contextlib
 import signal
 
 import pytest
@@ -31,20 +32,24 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traffic, tmp_path):
+def test_a_job_whose_server_goes_away_ends_with_one_line_and_goes_on_from_its_checkpoint(traffic, tmp_path):
     log, events = tmp_path / "log", tmp_path / "events"
     checkpoints = tmp_path / "checkpoints"
     options = stream_jobs.checkpointed(checkpoints)
     half = len(traffic.files) // 2
     stream_jobs.copy_files(traffic.files[:half], events, age=1)
-    with (
-        java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        stream_jobs.job(log, endpoint, events, beam=options) as process,
-    ):
+    server = java_services.flink_job_server(tmp_path / "flink")
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(server)
+        process = stack.enter_context(stream_jobs.job(log, endpoint, events, beam=options))
         stream_jobs.wait(lambda: stream_jobs.manifests(log) >= 10, process)
         # It stands still when it has published what the first half closes.
         stream_jobs.stands_still(log)
         stream_jobs.next_checkpoint(checkpoints, process)
+        server.__exit__(None, None, None)
+        status, said, complaints = stream_jobs.ended(process)
+        assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
+        assert complaints.startswith("error: --beam-options: the runner cannot start, or be reached")
     assert 10 <= stream_jobs.manifests(log) < traffic.partitions
     # The open partitions' events are in the checkpoint alone.
     for path in traffic.files[:half]:

@@ -12,7 +12,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import find_table, read_sample
 from ctr.pipelines.infer.draft import list_labels
 from ctr.pipelines.tables.convert import parse_times
-from made_tables import becomes, drafted, ingested, reasons, write_table
+from made_tables import becomes, drafted, ingested, write_table
 
 ROWS = 1000
 SECONDS = np.random.default_rng(0).permutation(1_700_000_000 + 4000 * np.arange(ROWS)).tolist()
@@ -191,7 +191,7 @@ def test_values_that_stand_for_no_time_become_rejects_up_to_a_share(tmp_path):
     for given in ("when", "when=s"):
         found = drafted(path, time=given)
         assert found.content["time"] == {"column": "when", "unit": "s", "first": "1990-01-01"}
-        assert "2 of 1,000 rows have no readable time and become rejects" in reasons(found)["when"]
+        assert "2 of 1,000 rows have no readable time and become rejects" in found.columns["when"].because
     _, result = ingested(found, path)
     assert (result.examples, result.rejected) == (ROWS - 2, 2)
     message = refusal(table(tmp_path, when=[None] * 11 + SECONDS[11:]), time="when")

@@ -3,7 +3,6 @@
 import math
 import operator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,6 @@ from ctr.io.errors import InputError
 from ctr.pipelines.tables.convert import (
     parse_ids,
     parse_labels,
-    parse_numbers,
     parse_times,
     parse_weights,
 )
@@ -48,25 +46,6 @@ def labels_of(values, rule, kind=None):
 
 def since_1970(moment):
     return (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
-
-
-def test_numbers_of_text_and_of_other_types():
-    texts = ["1", "-2.5", "1e3", "", None, " 7 ", "  ", "x", "1,000", "0x10", "nan", "inf"]
-    values, bad = parse_numbers(pa.array(texts))
-    assert [text for text, wrong in zip(texts, bad, strict=True) if wrong] == ["x", "1,000", "0x10"]
-    converted = values.to_pylist()
-    assert converted[:6] == [1.0, -2.5, 1000.0, None, None, 7.0]
-    assert math.isnan(converted[-2]) and converted[-1] == math.inf
-    for column, expected in (
-        (pa.array([1, None], pa.uint8()), [1.0, None]),
-        (pa.array([1.5], pa.float32()), [1.5]),
-        (pa.array([True, False]), [1.0, 0.0]),
-        (pa.array([Decimal("1.25")]), [1.25]),
-        (pa.nulls(2), [None, None]),
-    ):
-        assert parse_numbers(column)[0].to_pylist() == expected
-    with pytest.raises(InputError, match="of type list"):
-        parse_numbers(pa.array([[1]]))
 
 
 def test_times_by_unit():
