@@ -115,8 +115,6 @@ def plain_tokens(text: str, words: Sequence[int], subwords: Sequence[int], max_v
     return tokens[:max_values]
 
 
-# Of FarmHash Fingerprint64, as published; that of no bytes is the constant k2.
-PRINTS = {"": 0x9AE16A3B2F90404F, "a": 12917804110809363939, "hello": 13009744463427800296}
 # Ids as the first logs have them: of every kind of feature, by buckets, a vocabulary, or growing.
 TABLE: list[tuple[dict[str, Any], list[Any]]] = [
     ({"name": "c", "kind": "category", "source": "c", "buckets": 1000}, [755, 125, 0, 816, 20]),
@@ -152,20 +150,6 @@ COLUMNS = {
     "n": np.array([-0.0, np.nan, 1e-40, np.inf, -1], np.float32),
     "time_us": np.array([1_700_000_000_000_000, -1, 0, 2**55, 3 * 86_400_000_000], np.int64),
 }
-
-
-def test_fingerprints_are_those_of_farmhash_and_ids_are_made_of_them() -> None:
-    texts, prints = list(PRINTS), list(PRINTS.values())
-    assert [fingerprint64(text.encode()) for text in texts] == prints
-    # Two buckets leave one id for all values; the largest count fits int32.
-    bounds = {"grown": None, "two": 2, "some": 1000, "most": 2**31 - 1}
-    schema = make_schema(
-        *({"kind": "category", "name": name, "source": "c", "buckets": one} for name, one in bounds.items())
-    )
-    assert all_ways(schema, {"c": texts}) == {
-        name: [0, *(growing(one) if buckets is None else 1 + one % (buckets - 1) for one in prints[1:])]
-        for name, buckets in bounds.items()
-    }
 
 
 def test_ids_are_those_of_the_first_logs() -> None:

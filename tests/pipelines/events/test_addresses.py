@@ -91,16 +91,7 @@ def test_the_log_at_an_address_has_the_files_of_a_local_one_its_manifests_last(d
     assert log == files_of(Path("log"))
     rejects = [json.loads(content) for name, content in log.items() if name.startswith("rejects/")]
     assert {reject["reason"] for reject in rejects} == {"malformed JSON", "damaged"}
-    parts = {
-        "schema.json",
-        "events.yaml",
-        "shards",
-        "manifests",
-        "unmatched",
-        "conflicting",
-        "late",
-        "rejects",
-    }
+    parts = {"schema.json", "events.yaml", "shards", "manifests", "unmatched", "conflicting", "late"}
     assert parts <= {name.partition("/")[0] for name in log}
     for start, end in list_partitions(Path("log")):
         of_partition = [name for name in Store.named if f"{start:019d}-{end:019d}" in name]
@@ -145,10 +136,8 @@ def test_a_job_run_again_publishes_what_is_missing_and_replaces_nothing(day, cap
     monkeypatch.setattr("ctr.pipelines.events.stream.last_published", lambda log: -1)
     assert run() == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"error: {LOG}: the partition [")
-        and "was published before with other content" in line
-    )
+    assert line.startswith(f"error: {LOG}: the partition [")
+    assert "was published before with other content" in line
     assert before.items() <= files_of(day).items()
 
 

@@ -118,15 +118,12 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--poll", "0"), "--poll requires --follow"),
         ((*kafka, "--idle-timeout", "1"), "--idle-timeout applies to folders, not to --kafka"),
         (("--kafka", "h:1"), "--kafka requires --stream"),
-        (("--stream",), "either folders or --kafka are required"),
         (("a", *kafka), "either folders or --kafka are required"),
         (("a", "--stream", "--follow"), "cannot be combined"),
         (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
         (("a", "--stream"), "requires a runner that waits for watermarks"),
-        (("a", "--follow", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
         (("a", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
         (kafka, "--kafka requires a running expansion service: --expansion-service HOST:PORT"),
-        (served, "--stream requires a runner that waits for watermarks"),
         ((*served, f"--beam-options={FLINK}"), "required for all of impressions, clicks to read"),
     ):
         options = read_options(*given, folder=tmp_path)

@@ -29,11 +29,7 @@ HISTORIES = {
     "old": {"after": "1d", "within": "2d", "last": 3},
 }
 AFTER_US = {"recent": 600 * SECOND_US, "shown": 0, "old": DAY * SECOND_US}
-WITHIN_US = {
-    "recent": 30 * DAY * SECOND_US,
-    "shown": 3 * DAY * SECOND_US,
-    "old": 2 * DAY * SECOND_US,
-}
+WITHIN_US = {name: days * DAY * SECOND_US for name, days in {"recent": 30, "shown": 3, "old": 2}.items()}
 
 
 def make_mapping(**changes):
@@ -64,16 +60,8 @@ def make_rows(count=450, seed=0):
         for _ in range(3):
             item = source.choice(["", *(f"i{number}" for number in range(30))])
             click = int(source.random() < 0.4)
-            rows.append(
-                {
-                    "id": len(rows) + 1,
-                    "time": time,
-                    "query": query,
-                    "user": user,
-                    "item": item,
-                    "click": click,
-                }
-            )
+            row = {"id": len(rows) + 1, "time": time, "query": query, "user": user, "item": item}
+            rows.append({**row, "click": click})
     return rows
 
 
@@ -225,9 +213,7 @@ def test_every_driver_of_events_gives_the_same_histories(tmp_path):
     manifests = [manifest for manifest in read_manifests(logs[0]) if manifest.shards]
     rows = [row for manifest in manifests for row in rows_of(logs[0], manifest).to_pylist()]
     shards = {entry.file for manifest in read_manifests(logs[0]) for entry in manifest.shards}
-    assert {
-        path.relative_to(logs[0] / "shards").as_posix() for path in (logs[0] / "shards").rglob("*.parquet")
-    } == shards
+    assert {path.name for path in (logs[0] / "shards").rglob("*.parquet")} == shards
     for row in rows:
         own = by_id[row["example_id"]]
         earlier = [

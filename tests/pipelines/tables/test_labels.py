@@ -160,8 +160,3 @@ def test_a_log_of_other_labels_or_windows_is_refused(tmp_path):
         InputError, match=r"within 43200 s, .*and the mapping now has .* within 86400 s, watched"
     ):
         ingest(longer, paths, tmp_path / "labeled", append=True, now_us=NOW)
-    ended = mapping_of({**LABELS, "purchase": {**LABELS["purchase"], "until": None}})
-    with pytest.raises(
-        InputError, match=r"watched until a column, and the mapping now has .* within 43200 s; "
-    ):
-        ingest(ended, paths, tmp_path / "labeled", append=True, now_us=NOW)
