@@ -135,9 +135,7 @@ def test_what_the_log_has_of_this_name_is_left_alone(tmp_path):
         schema = parse_model(Schema, {"features": [feature], **more}, "test")
         log = publish(tmp_path / str(number), pages, schema)
         assert open_logs(log, TrainConfig()).config.model.query_size is False
-        with pytest.raises(
-            InputError, match="has a feature or a column query_size of its own; allowed: auto, false"
-        ):
+        with pytest.raises(InputError, match="column query_size of its own; allowed: auto, false"):
             open_logs(log, parse_model(TrainConfig, {"model": {"query_size": True}}, "test"))
     log = publish(tmp_path / "log", pages)
     without = {"model": {"without": ["query_size"]}}

@@ -24,11 +24,7 @@ FEATURES = [
 ]
 COLORS = [
     {"name": "color", "kind": "category", "source": "color"},
-    {
-        "name": "liked",
-        "kind": "category",
-        "history": {"by": "color", "of": "color", "after": "120s"},
-    },
+    {"name": "liked", "kind": "category", "history": {"by": "color", "of": "color", "after": "120s"}},
 ]
 
 
@@ -39,9 +35,8 @@ def make_table_log(folder):
         for number, row in enumerate(rows):
             row["time"], row["id"] = str(FIRST + day * DAY + number * 900), str(1000 * day + number)
         raw_logs.write_rows(folder, rows, name=f"day{day}")
-    content = raw_logs.base_content(
-        query="none", partition="1d", features=FEATURES, derive={}, keep_values=["visitor", "shop"]
-    )
+    changes = {"features": FEATURES, "derive": {}, "keep_values": ["visitor", "shop"]}
+    content = raw_logs.base_content(query="none", partition="1d", **changes)
     (folder / "table.yaml").write_text(json.dumps(content))
     log = folder / "table"
     options = ["--append", "--mapping", str(folder / "table.yaml"), "--out", str(log)]
@@ -94,7 +89,7 @@ def published(log):
         (make_table_log, {".ingest/held", ".ingest/stat", "histories/0001", "values/0001"}),
         (
             make_followed_log,
-            {".events/cloc", ".events/clic", ".events/impr", ".events/unit", "histories/0001"},
+            {*(f".events/{name}" for name in ("cloc", "clic", "impr", "unit")), "histories/0001"},
         ),
     ],
 )

@@ -129,9 +129,8 @@ def test_neither_keys_nor_passes_change_the_numbers(tmp_path, monkeypatch, rows_
     monkeypatch.setattr(run, "ROWS_PER_PASS", rows_per_pass)
     a = make_table(3, queries=200)
     b = retrained(a).slice(0, a.num_rows - 100)
-    found = evaluate_difference(
-        [spread(tmp_path / "a", a)], [spread(tmp_path / "b", b, files=2, row_group_size=1000)]
-    )
+    folders = spread(tmp_path / "a", a), spread(tmp_path / "b", b, files=2, row_group_size=1000)
+    found = evaluate_difference(folders[:1], folders[1:])
     assert_close(found["prediction_difference"], local_difference(a, b))
     assert found["prediction_difference"]["only_a"] == 100
     assert_close(found["a"], local_metrics(a).summary())

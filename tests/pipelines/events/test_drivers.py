@@ -239,9 +239,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 def drawn(name: str, seed: int) -> Events:
     events = event_files.draw_events(COUNT, seed)
     labels = CHANGES[name].get("labels", {})
-    conversions = {
-        label: event_files.draw_conversions(events["impressions"], LABELS[label], seed) for label in labels
-    }
+    shown = events["impressions"]
+    conversions = {name: event_files.draw_conversions(shown, LABELS[name], seed) for name in labels}
     return events | conversions
 
 

@@ -53,9 +53,8 @@ def moved(events: Sequence[event_files.Event], seconds: int) -> list[event_files
 def jsonl(folder: Path, **files: Sequence[event_files.Event]) -> Path:
     """Sets files down; ``clicks_1`` becomes ``clicks/1.jsonl``."""
     named = {f"{name.replace('_', '/')}.jsonl": events for name, events in files.items()}
-    return event_files.write_files(
-        folder, [(name, event_files.encode(events, "jsonl")) for name, events in named.items()]
-    )
+    encoded = [(name, event_files.encode(events, "jsonl")) for name, events in named.items()]
+    return event_files.write_files(folder, encoded)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -60,9 +60,7 @@ def test_a_click_known_by_its_time_is_a_label(tmp_path):
     times = [datetime.fromtimestamp(second, UTC) for second in SECONDS]
     clicked = [time if click else None for time, click in zip(times, CLICKS, strict=True)]
     path = table(tmp_path, clicked_at=[time and time.isoformat() for time in clicked])
-    pq.write_table(
-        pa.table({"clicked_at": clicked, "user": list(range(ROWS // 4)) * 4}), tmp_path / "x.parquet"
-    )
+    pq.write_table(pa.table({"clicked_at": clicked, "user": [*range(ROWS // 4)] * 4}), tmp_path / "x.parquet")
     for name in (path, tmp_path / "x.parquet"):
         found = drafted(name, label="clicked_at", drop=("click",) if name is path else ())
         assert found.content["label"] == {"column": "clicked_at", "op": "!=", "value": ""}

@@ -176,8 +176,6 @@ def test_any_text_with_quotes_is_read_by_the_rules(tmp_path, pieces, block_bytes
     faults = [row for row, reason in rejects if reason in (UNCLOSED, TEXT_AFTER)]
     assert faults == [number for number, fields in numbered if fields is None]
     # A record over several lines is as many rejects.
-    lengths = {
-        n: 1 + sum(f.count("\n") for f in fields) for n, fields in numbered if fields and len(fields) != 2
-    }
+    lengths = {n: 1 + sum(f.count("\n") for f in some) for n, some in numbered if some and len(some) != 2}
     others = [row for row, reason in rejects if reason not in (UNCLOSED, TEXT_AFTER)]
     assert others == [number for number, count in lengths.items() for _ in range(count)]

@@ -39,9 +39,8 @@ def sort_by_time(rows):
 def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features):
     rows = raw_logs.make_rows(150)
     path = raw_logs.write_rows(tmp_path / "in", rows, suffix)
-    mapping = raw_logs.make_mapping(
-        input={"type": suffix}, query=raw_logs.QUERIES[query], features=FEATURES[features]
-    )
+    changes = {"query": raw_logs.QUERIES[query], "features": FEATURES[features]}
+    mapping = raw_logs.make_mapping(input={"type": suffix}, **changes)
     content, progress = path.read_bytes(), []
     result = ingest(mapping, [path], tmp_path / "log", progress=progress.append, block_bytes=4000)
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
@@ -177,9 +176,8 @@ def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
         names = [f"f{number}" for number in range(count)]
         features = [{"name": name, "kind": "category", "source": name} for name in names]
         mapping = {"input": {"type": "csv"}, "time": {"column": "time", "unit": "s"}, "label": "click"}
-        (tmp_path / "mapping.yaml").write_text(
-            json.dumps({**mapping, "partition": "1d", "features": features})
-        )
+        mapping |= {"partition": "1d", "features": features}
+        (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
         rows = [
             ["time", "click", *names],
             *([1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)),

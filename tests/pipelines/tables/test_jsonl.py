@@ -38,9 +38,8 @@ def meaning(chunks):
         if pa.types.is_list(lists.type):
             items = lists.cast(pa.list_(pa.string())).to_pylist()
         else:
-            items = [
-                None if text is None else text.split("|") for text in lists.cast(pa.string()).to_pylist()
-            ]
+            texts = lists.cast(pa.string()).to_pylist()
+            items = [None if text is None else text.split("|") for text in texts]
         cells += zip(chunk.rows.tolist(), numbers, texts, items, strict=True)
     return cells
 

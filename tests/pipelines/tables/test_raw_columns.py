@@ -66,9 +66,7 @@ def test_times_around_midnight_and_leap_days():
     moments = [datetime.fromtimestamp(time // 1_000_000, UTC) for time in times]
     halves = sorted({str(time // NOON) for time in times})
     words = {"hour": [str(n) for n in range(24)], "weekday": [str(n) for n in range(7)], "half_day": halves}
-    features = [
-        {"name": n, "kind": "category", "source": n, "vocabulary": found} for n, found in words.items()
-    ]
+    features = [{"name": n, "kind": "category", "source": n, "vocabulary": own} for n, own in words.items()]
     mapping = make_mapping(derive={name: DERIVE[name] for name in words}, features=features)
     expected = {
         "hour": [1 + moment.hour for moment in moments],

@@ -59,9 +59,8 @@ def write(folder: Path, kind: str) -> Path:
         with path.open("w", newline="") as file:
             lines = csv.DictWriter(file, rows[0])
             lines.writeheader()
-            shown = ("" if row["image"] is None else json.dumps(row["image"]) for row in rows)
             lines.writerows(
-                {**row, "image": "" if one == "[]" else one} for row, one in zip(rows, shown, strict=True)
+                {**row, "image": json.dumps(row["image"]) if row["image"] else ""} for row in rows
             )
     elif kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
