@@ -1,5 +1,6 @@
 """Whole ingests: against a plain-Python one, in any form, order and block size, and in parts."""
 
+import functools
 import json
 import random
 import sys
@@ -58,12 +59,17 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features)
     assert path.read_bytes() == content and len(list(path.parent.iterdir())) == 2
 
 
-def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tmp_path):
+def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks_nor_on_spills(
+    tmp_path, monkeypatch
+):
     rows = sort_by_time(raw_logs.make_rows(200, seed=3))
     logs = []
     for number, suffix in enumerate(["csv.gz", "tsv.zst", "jsonl.gz", "parquet"]):
         path = raw_logs.write_rows(tmp_path / f"in{number}", rows, suffix)
         mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **GROUPED)
+        # Rows wait in memory, some of them, or all on disk.
+        spill = functools.partial(PartitionSpill, buffer_bytes=(1 << 20, 3000, 0, 0)[number])
+        monkeypatch.setattr("ctr.pipelines.tables.ingest.PartitionSpill", spill)
         ingest(mapping, [path], tmp_path / f"log{number}", block_bytes=1 << 20 if number % 2 else 5000)
         logs.append(raw_logs.log_bytes(tmp_path / f"log{number}"))
         random.Random(number).shuffle(rows)

@@ -78,15 +78,6 @@ def test_times_around_midnight_and_leap_days():
     assert {name: ids.numpy().tolist() for name, ids in packed.items()} == expected
 
 
-def test_prefixes_count_characters_not_bytes():
-    mapping = make_mapping(derive={"area": {"from": "zip", "prefix": 2}}, features=[category("area")])
-    texts = ["日本語", "日本", "é1", "e\u0301", "1", "", "12.0", "12"]
-    area = ingested({"zip": pa.array(texts)}, [0] * 8, mapping)[0]["f_area"]
-    assert area[0] == area[1] != 0
-    assert len(set(area[1:6])) == 5 and area[5] == 0
-    assert area[6] == area[7]
-
-
 @pytest.mark.parametrize(
     ("cast", "same", "refused"),
     [
