@@ -1,7 +1,7 @@
 """Whole-query batches against a packer of a few lines, and the rows of a second log against a loop over its queries."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,9 +21,7 @@ from ctr.data.batches import (
 from ctr.data.reader import Rows, join_rows
 
 
-def make_rows(
-    query_sizes: list[int], faulty: frozenset[int] = frozenset(), times: list[int] | None = None
-) -> Rows:
+def make_rows(query_sizes: list[int], faulty: Iterable[int] = (), times: list[int] | None = None) -> Rows:
     """A log whose rows can be told apart in every column; of equal times, queries that differ in their id only."""
     count, row = sum(query_sizes), np.arange(sum(query_sizes))
     query = np.repeat(np.arange(len(query_sizes)), query_sizes)

@@ -75,9 +75,7 @@ def test_what_is_published_is_read(tmp_path: Path, schema: Schema) -> None:
     assert sort_rows(first.take(np.random.default_rng(3).permutation(50))).equals(first)
 
 
-def test_publishing_again_gives_the_same_bytes_and_other_content_is_refused(
-    log: Path, tmp_path: Path
-) -> None:
+def test_publishing_again_gives_the_same_bytes_and_refuses_other_content(log: Path, tmp_path: Path) -> None:
     publish(log, shard_rows=10)
     before = digests(log)
     publish(log, pa.concat_tables([ROWS.slice(0, 7), ROWS.slice(7)]), shard_rows=10)

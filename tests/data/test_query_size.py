@@ -29,9 +29,7 @@ GROWING = Schema(features=(Category(name="user", source="user"),))
 FOUR = 4  # partitions
 
 
-def make_table(
-    sizes: list[int], lasting: list[bool], faulty: list[bool], schema: Schema = SCHEMA
-) -> pa.Table:
+def make_table(sizes: list[int], lasts: list[bool], faulty: list[bool], schema: Schema = SCHEMA) -> pa.Table:
     """Queries of some sizes, a second apart; the rows of those that last are a microsecond apart."""
     query = np.repeat(np.arange(len(sizes)), sizes)
     row = np.arange(len(query))
@@ -39,7 +37,7 @@ def make_table(
     return pa.table(
         {
             "query_time": 1000 * query + 999,
-            "timestamp": 1000 * query + of_query * np.array(lasting)[query],
+            "timestamp": 1000 * query + of_query * np.array(lasts)[query],
             "query_id": 7 - query,
             "example_id": row,
             "label": np.where(np.resize(faulty, len(row)), 3, row % 2).astype(np.int8),

@@ -92,9 +92,8 @@ def test_the_version_depends_on_the_meaning_alone() -> None:
 @settings(max_examples=50)
 @given(st.integers(1, 64), st.floats(1.5, 1e30), st.booleans())
 def test_log_edges_rise_to_the_maximum(per_octave: int, maximum: float, signed: bool) -> None:
-    number = Number(
-        name="n", source="x", log=LogBuckets(per_octave=per_octave, maximum=maximum, signed=signed)
-    )
+    log = LogBuckets(per_octave=per_octave, maximum=maximum, signed=signed)
+    number = Number(name="n", source="x", log=log)
     edges = np.array(number.edges())
     assert (np.diff(edges) > 0).all()
     assert edges[-1] <= maximum < edges[-1] * 2 ** (1 / per_octave) * (1 + 1e-9)

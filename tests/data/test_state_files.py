@@ -93,9 +93,7 @@ def published(log):
         ),
     ],
 )
-def test_a_flipped_bit_in_any_file_of_state_is_refused_by_the_command_that_reads_it(
-    make, kinds, tmp_path, capsys
-):
+def test_a_flipped_bit_in_any_file_of_state_is_refused_by_what_reads_it(make, kinds, tmp_path, capsys):
     log, command = make(tmp_path)
     shutil.copytree(log, tmp_path / "saved")
     known = ["history", str(log), "--feature", "recent", "--out", str(tmp_path / "known.parquet")]

@@ -192,10 +192,8 @@ def _parquet(source: random.Random, content: bytes, others: list[bytes]) -> byte
     for _ in range(source.choice((1, 1, 2))):
         table = _change_table(source, table) if table.num_columns else table
     sink = io.BytesIO()
-    compression, rows = source.choice(("zstd", "none", "snappy", "gzip")), source.choice((1, 7, 1 << 16))
-    pq.write_table(
-        table, sink, compression=compression, use_dictionary=source.random() < 0.5, row_group_size=rows
-    )
+    codec, rows = source.choice(("zstd", "none", "snappy", "gzip")), source.choice((1, 7, 1 << 16))
+    pq.write_table(table, sink, compression=codec, use_dictionary=source.random() < 0.5, row_group_size=rows)
     return sink.getvalue()
 
 

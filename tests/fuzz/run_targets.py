@@ -74,9 +74,8 @@ def _two_runs() -> Path:
     rows = run_directories.make_rows(1, queries=60)
     for name, seed in (("run", 1), ("other", 2)):
         logit = run_directories.predict(rows, seed, 1.0)
-        run_directories.write_run(
-            folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS
-        )
+        more = {"slices": ("position",), "rejects": ("bad",), **FAULTS}
+        run_directories.write_run(folder / name, rows, logit, **more)
     return folder
 
 

@@ -389,9 +389,8 @@ def test_a_dictionary_of_values_that_a_listing_leaves_out_comes_with_its_manifes
     (grows / "manifests").mkdir(parents=True)
     (grows / "schema.json").write_bytes((log / "schema.json").read_bytes())
     entry = ValuesEntry(bytes=6, sha256="5" * 64)
-    manifest = read_manifests(log)[0].model_copy(
-        update={"values": entry, "rows": 0, "queries": 0, "shards": ()}
-    )
+    empty = {"values": entry, "rows": 0, "queries": 0, "shards": ()}
+    manifest = read_manifests(log)[0].model_copy(update=empty)
     publish_manifest(grows, manifest)
     path = values_path(grows, manifest.name, entry)
     write_files(grows, {str(path.relative_to(grows)): "values"})

@@ -34,9 +34,8 @@ def test_ads_prices_and_places(world, day, candidates, reserve):
     config = CONFIG.model_copy(update={"reserve": reserve})
     policy = crude_policy(config, world)
     shown = run_auction(config, policy, day.queries, day.ads, candidates)
-    at = {
-        (q, p): n for n, (q, p) in enumerate(zip(shown.query.tolist(), shown.position.tolist(), strict=True))
-    }
+    places = zip(shown.query.tolist(), shown.position.tolist(), strict=True)
+    at = {place: row for row, place in enumerate(places)}
 
     def predicted(query, slot, position):
         ad = candidates.ad[query, slot : slot + 1]

@@ -171,9 +171,8 @@ def test_examples_are_sampled_as_the_log_would_be(folder, log, tmp_path):
     assert all(example["metric_weight"] == example["train_weight"] for example in found)
     assert 0 < len(found) == result.examples < len(raw_logs.read_log(log))
     assert result.counters["sampled_out"] == len(raw_logs.read_log(log)) - len(found)
-    assert (tmp_path / "sampled/sampling.yaml").read_bytes() == (
-        tmp_path / "later/sampling.yaml"
-    ).read_bytes()
+    rules = [(tmp_path / name / "sampling.yaml").read_bytes() for name in ("sampled", "later")]
+    assert rules[0] == rules[1]
     assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
 
 
@@ -184,9 +183,8 @@ def export(root, tmp_path_factory):
     from ctr.training.config import TrainConfig
     from ctr.training.state import TrainState
 
-    config = parse_model(
-        TrainConfig, {"model": model_cases.MODELS["logistic"], "batch": {"rows": 64}}, "test"
-    )
+    content = {"model": model_cases.MODELS["logistic"], "batch": {"rows": 64}}
+    config = parse_model(TrainConfig, content, "test")
 
     def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
         schema = mapping.feature_schema
@@ -224,9 +222,7 @@ def recorded(log: Path, name: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
-    export, model, folder, log, tmp_path
-):
+def test_a_teacher_is_recorded_as_it_scores_a_log_and_samples_by_loss(export, model, folder, log, tmp_path):
     teacher = {"name": "old", "model": str(model)}
     ingest(event_files.mapping(teacher=teacher), folder, tmp_path / "scored")
     found = recorded(tmp_path / "scored", "old")
@@ -256,16 +252,12 @@ def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
 
 
 def test_a_teacher_of_other_features_or_none_is_refused(export, model, folder, tmp_path):
-    fewer = event_files.mapping(
-        features=event_files.FEATURES[:2], teacher={"name": "old", "model": str(model)}
-    )
+    teacher = {"name": "old", "model": str(model)}
+    fewer = event_files.mapping(features=event_files.FEATURES[:2], teacher=teacher)
     with pytest.raises(InputError, match="the model has the features of schema"):
         ingest(fewer, folder, tmp_path / "log")
     (tmp_path / "models").mkdir()
+    nowhere = event_files.mapping(teacher={**teacher, "model": str(tmp_path / "models")})
     with pytest.raises(InputError, match="neither an exported model"):
-        ingest(
-            event_files.mapping(teacher={"name": "old", "model": str(tmp_path / "models")}),
-            folder,
-            tmp_path / "log",
-        )
+        ingest(nowhere, folder, tmp_path / "log")
     assert not (tmp_path / "log").exists()

@@ -177,18 +177,16 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
 
 def test_records_of_one_topic_are_read_by_a_column_that_tells_the_kinds_apart():
     kinds = {"impressions": "view", "clicks": "click"}
-    made = event_files.mapping(
-        **{kind: {"topic": "all", "where": {"type": value}} for kind, value in kinds.items()}
-    )
+    sources = {kind: {"topic": "all", "where": {"type": value}} for kind, value in kinds.items()}
+    made = event_files.mapping(**sources)
     events = [event_files.impression(1, 5), event_files.click(1, 6), event_files.impression(2, 7)]
     values = [{**event, "type": "view" if "color" in event else "click"} for event in events]
     for kind, offsets in (("impressions", [70, 72]), ("clicks", [71])):
         gather = _Gather(made, kind)
         gather.start_bundle()
         for offset, value in enumerate(values, 70):
-            record = SimpleNamespace(
-                topic="all", partition=0, offset=offset, value=json.dumps(value).encode()
-            )
+            content = json.dumps(value).encode()
+            record = SimpleNamespace(topic="all", partition=0, offset=offset, value=content)
             assert list(gather.process(record, Timestamp(offset))) == []
         [gathered] = gather.finish_bundle()
         assert gathered.value.chunk.rows.tolist() == offsets

@@ -39,9 +39,8 @@ def impression_table(found: Sequence[Impression]) -> pa.Table:
 
 
 def click_table(found: Sequence[Click]) -> pa.Table:
-    return pa.table(
-        [pa.array(column) for column in np.array(found, np.int64).reshape(-1, 3).T], schema=CLICK_SCHEMA
-    )
+    columns = np.array(found, np.int64).reshape(-1, 3).T
+    return pa.table(list(map(pa.array, columns)), schema=CLICK_SCHEMA)
 
 
 def route(
@@ -197,9 +196,8 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(case, data):
     rules, impressions, events = case
     pieces = [impression_table(part) for part in cut(data.draw, impressions)]
-    event_pieces = {
-        kind: [click_table(part) for part in cut(data.draw, clicks)] for kind, clicks in events.items()
-    }
+    parts = {kind: cut(data.draw, clicks) for kind, clicks in events.items()}
+    event_pieces = {kind: list(map(click_table, part)) for kind, part in parts.items()}
     found, late_shown, late_clicked = join_all(rules, pieces, event_pieces)
     reported, too_late, clicks_too_late = join_plainly(rules, impressions, events)
     assert_same(found, reported)
@@ -245,9 +243,8 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
             for found in joined.values():
                 counted.update({name: found.counters[name] for name in fate_counters("clicks")})
             assert +counted == {f"{fate}_clicks": 1}, after
-            reasons = [
-                row["reason"] for found in joined.values() for row in found.unmatched["clicks"].to_pylist()
-            ]
+            unmatched = [found.unmatched["clicks"] for found in joined.values()]
+            reasons = [row["reason"] for table in unmatched for row in table.to_pylist()]
             assert reasons == [fate] * (fate in ("late", "orphan")), after
 
 

@@ -126,10 +126,9 @@ def test_a_bad_click_is_set_aside_alike(tmp_path):
     names, mapping = ("impression_id", "event_time", "arrival_time"), event_files.mapping()
     of_clicks = {"line", "time", "arrival", *names}
     for why, line in [(why, line) for why, lines in POISON.items() for line in lines if why[0] in of_clicks]:
-        events = [
-            one if isinstance(one, bytes) else {n: one[n] for n in names if n in one} for one in (GOOD, line)
-        ]
-        prepared = read_lines(mapping, "clicks", tmp_path, *events)
+        if not isinstance(line, bytes):
+            line = {name: line[name] for name in names if name in line}
+        prepared = read_lines(mapping, "clicks", tmp_path, {name: GOOD[name] for name in names}, line)
         assert prepared.table.to_pylist() == [{"impression_id": 7, "time": TIME, "arrival": TIME + 5}]
         assert found_in(prepared.rejects) == {2: why}
 
@@ -178,9 +177,8 @@ def test_the_future_begins_a_day_after_nine_tenths_of_the_events_or_ten_times_th
     for beyond in (0, 1):
         lines = arriving(*others[:9], others[9] + limit + beyond, others[9])
         rejects = read_lines(mapping, "impressions", tmp_path, *lines).rejects
-        assert [(reject.row, reject.key, reject.reason) for reject in rejects] == [
-            (10, "arrival", "in the future")
-        ] * beyond
+        found = [(reject.row, reject.key, reject.reason) for reject in rejects]
+        assert found == [(10, "arrival", "in the future")] * beyond
     # All at once are the present, as far as they may be; none decides where there is no future.
     assert not read_lines(mapping, "impressions", tmp_path, *arriving(*[TIME + 10**15] * 10)).rejects
     anywhere = mapping.model_copy(update={"future": None})

@@ -174,10 +174,8 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
 
 def test_a_kind_whose_file_is_being_written_is_not_silent(tmp_path, monkeypatch):
     folder, looks = tmp_path / "events", [0]
-    for kind, event in {
-        "impressions": event_files.impression(1, 5),
-        "clicks": event_files.click(1, 50),
-    }.items():
+    events = {"impressions": event_files.impression(1, 5), "clicks": event_files.click(1, 50)}
+    for kind, event in events.items():
         event_files.write_files(folder, [(f"{kind}/0.jsonl", event_files.encode([event], "jsonl"))])
     os.utime(folder / "clicks" / "0.jsonl", (0, 0))
     # A second passes from look to look.

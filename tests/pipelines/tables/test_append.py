@@ -139,9 +139,7 @@ def test_late_rows_are_refused_by_file_and_first_row_or_set_aside_by_their_lines
     for path in paths[:2]:
         ingest(mapping, [path], log, append=True, now_us=NOW)
     before = everything(log)
-    message = (
-        r"3 of \d+ rows fall into 1 published partition: day2\.csv \(3\); the first is day2\.csv row \d+"
-    )
+    message = r"3 of \d+ rows fall into 1 published .*: day2\.csv \(3\); the first is day2\.csv row \d+"
     with pytest.raises(InputError, match=message):
         ingest(mapping, [paths[2]], log, append=True, now_us=NOW)
     assert everything(log) == before
@@ -171,9 +169,8 @@ def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes_as_is_any_file
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     paths = write_days(tmp_path / "in", make_days())
     ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
-    (warning,) = raw_logs.other_warnings(
-        ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW)
-    )
+    result = ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW)
+    (warning,) = raw_logs.other_warnings(result)
     assert warning.startswith("no row between 2020-09-14T15:") and "a file is missing" in warning
     message = r"nothing was added: .* fall into 2 published partitions: day1\.csv"
     for append in (True, False):

@@ -184,11 +184,9 @@ def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
         mapping = {"input": {"type": "csv"}, "time": {"column": "time", "unit": "s"}, "label": "click"}
         mapping |= {"partition": "1d", "features": features}
         (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
-        rows = [
-            ["time", "click", *names],
-            *([1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)),
-        ]
-        (tmp_path / "rows.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+        rows = [[1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)]
+        lines = [",".join(map(str, row)) for row in (["time", "click", *names], *rows)]
+        (tmp_path / "rows.csv").write_text("\n".join(lines))
         calls[count] = 0
 
         def count_call(frame, event, argument, count=count):

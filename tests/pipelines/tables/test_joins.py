@@ -145,13 +145,10 @@ def test_a_row_gets_what_held_at_its_own_time_and_nothing_written_later(tmp_path
 
     write(versions)
     before, result = kinds_by_example(mapping, path, tmp_path / "log")
-    words = {
-        int(row["id"]): brute_force(
-            [(str(s), t, k) for s, t, k in versions], [row["shop"]], [int(row["time"])]
-        )[0]
-        for row in rows
-    }
-    assert before == {place: raw_logs.plain_word(kind, raw_logs.KINDS[:2]) for place, kind in words.items()}
+    table = [(str(shop), at, kind) for shop, at, kind in versions]
+    kinds = brute_force(table, [row["shop"] for row in rows], [int(row["time"]) for row in rows])
+    words = [raw_logs.plain_word(kind, raw_logs.KINDS[:2]) for kind in kinds]
+    assert before == {int(row["id"]): word for row, word in zip(rows, words, strict=True)}
     assert not [warning for warning in result.warnings if "side table" in warning]
     late = START + 2 * 3600
     changed = [(shop, at, "toys" if at >= late else kind) for shop, at, kind in versions]

@@ -51,9 +51,8 @@ GOOD = [(price, vector) for price, vector, is_bad in ROWS if not is_bad]
 
 def write(folder: Path, kind: str) -> Path:
     keys = [{"t": 1_700_000_000 + row, "user": f"u{row}", "y": row % 2} for row in range(len(ROWS))]
-    rows = [
-        {**key, "price": price, "image": vector} for key, (price, vector, _) in zip(keys, ROWS, strict=True)
-    ]
+    values = [{"price": price, "image": vector} for price, vector, _ in ROWS]
+    rows = [{**key, **value} for key, value in zip(keys, values, strict=True)]
     path = folder / f"rows.{kind}"
     if kind == "csv":
         with path.open("w", newline="") as file:
