@@ -14,11 +14,8 @@ from ctr.io.errors import InputError
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.features import world_schema
 
-DERIVE = {
-    "hour": {"from": "time", "part": "hour"},
-    "zip3": {"from": "zip", "prefix": 3},
-    "copy": {"from": "z"},
-}
+HOUR = {"from": "time", "part": "hour"}
+DERIVE = {"hour": HOUR, "zip3": {"from": "zip", "prefix": 3}, "copy": {"from": "z"}}
 TABLE: dict[str, Any] = {
     "input": {"type": "csv"},
     "joins": [{"file": "items.csv", "key": "item", "prefix": "item_"}],

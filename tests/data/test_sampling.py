@@ -192,10 +192,7 @@ BY_LOSS = {"rate": 0.5, "low_loss": LOW_LOSS}
         ({"non_click_rate": 0}, "non_click_rate: 0 is not allowed"),
         ({"uninformative": {"rate": 0.1}}, "low_loss or low_visibility is required"),
         ({"uninformative": {"rate": 0.1, "low_loss": {**LOW_LOSS, "log": ""}}}, "a folder or null is req"),
-        (
-            {"uninformative": BY_LOSS, "gradient": GRADIENT},
-            "gradient and uninformative.low_loss: allowed is one",
-        ),
+        ({"uninformative": BY_LOSS, "gradient": GRADIENT}, "uninformative.low_loss: allowed is one"),
         ({"salt": True}, "salt"),
     ],
 )

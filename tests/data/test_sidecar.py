@@ -20,12 +20,7 @@ from ctr.data.log import Manifest, create_log, read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
-from ctr.data.sidecar import (
-    SidecarHash,
-    list_sidecars,
-    read_sidecar_partition,
-    write_sidecar_partition,
-)
+from ctr.data.sidecar import SidecarHash, list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig

@@ -28,6 +28,9 @@ COLORS = [
 ]
 
 
+OF_EVENTS = (".events/cloc", ".events/clic", ".events/impr", ".events/unit")
+
+
 def make_table_log(folder):
     """A log of two days, the second one held back; returns it, with the command that adds a third."""
     for day in range(3):
@@ -87,10 +90,7 @@ def published(log):
     ("make", "kinds"),
     [
         (make_table_log, {".ingest/held", ".ingest/stat", "histories/0001", "values/0001"}),
-        (
-            make_followed_log,
-            {*(f".events/{name}" for name in ("cloc", "clic", "impr", "unit")), "histories/0001"},
-        ),
+        (make_followed_log, {*OF_EVENTS, "histories/0001"}),
     ],
 )
 def test_a_flipped_bit_in_any_file_of_state_is_refused_by_what_reads_it(make, kinds, tmp_path, capsys):

@@ -161,11 +161,8 @@ def test_a_busy_day_is_written_hour_by_hour(small, tmp_path, monkeypatch):
 
 def test_lost_impressions_leave_their_clicks(small, tmp_path):
     for name, lost in (("all", 0), ("lossy", 0.2)):
-        simulate(
-            small({"lost_share": lost}, examples=800, queries_per_day=1_000),
-            tmp_path / "log",
-            events=tmp_path / name,
-        )
+        config = small({"lost_share": lost}, examples=800, queries_per_day=1_000)
+        simulate(config, tmp_path / "log", events=tmp_path / name)
     assert events_of(tmp_path / "all", "clicks").equals(events_of(tmp_path / "lossy", "clicks"))
     every, kept = (events_of(tmp_path / name, "impressions") for name in ("all", "lossy"))
     ids = numbers(every, "impression_id")
@@ -180,12 +177,7 @@ def test_folders_of_something_else_are_refused(small, tmp_path):
     assert (counts["delivered_impressions"], counts["delivered_clicks"]) == (1, counts["clicks"])
     before = digests(tmp_path / "events")
     for changes, out, events, message in (
-        (
-            {"events": {"duplicate_share": 0.5}},
-            "log",
-            "events",
-            r"its events\.duplicate_share was 0\.0, is 0\.5",
-        ),
+        ({"events": {"duplicate_share": 0.5}}, "log", "events", r"duplicate_share was 0\.0, is 0\.5"),
         ({"examples": 2}, "log2", "events", "examples was 1, is 2.*use another output directory"),
         ({}, "log", "log", "neither empty nor events"),
     ):

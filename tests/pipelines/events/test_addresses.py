@@ -139,10 +139,8 @@ def test_a_job_run_again_publishes_what_is_missing_and_replaces_nothing(day, cap
 
 def test_what_an_address_cannot_be_is_one_line(day, capsys):
     history = {"by": "user", "of": "user", "after": "30m", "last": 5}
-    features = [
-        {"name": "user", "kind": "category", "source": "color"},
-        {"name": "seen", "kind": "category", "history": history},
-    ]
+    user, seen = {"name": "user", "source": "color"}, {"name": "seen", "history": history}
+    features = [{"kind": "category", **feature} for feature in (user, seen)]
     Path("histories.yaml").write_text(yaml.safe_dump(event_files.content(features=features)))
     before = digests(day)
     streamed, followed = ["--stream", "--drain"], ["--follow"]

@@ -14,12 +14,7 @@ from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.convert import (
-    parse_ids,
-    parse_labels,
-    parse_times,
-    parse_weights,
-)
+from ctr.pipelines.tables.convert import parse_ids, parse_labels, parse_times, parse_weights
 from ctr.pipelines.tables.examples import Verdict
 from ctr.pipelines.tables.input_files import Chunk
 

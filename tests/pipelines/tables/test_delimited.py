@@ -119,10 +119,8 @@ def test_the_line_and_what_is_allowed_are_shown(tmp_path):
     assert (reject.row, reject.key, reject.value) == (2, "line", '1,"caf\\xe9"x')
     assert reject.allowed.startswith("a quoted value ends with a quote")
     # One column has its faults, too.
-    assert read(write(tmp_path, b'a\n"1"\n"2"x\n3\n'), ["a"]) == (
-        [(2, (b"1",)), (4, (b"3",))],
-        [(3, TEXT_AFTER)],
-    )
+    records = read(write(tmp_path, b'a\n"1"\n"2"x\n3\n'), ["a"])
+    assert records == ([(2, (b"1",)), (4, (b"3",))], [(3, TEXT_AFTER)])
 
 
 def plain_records(text):

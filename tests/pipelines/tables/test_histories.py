@@ -187,13 +187,10 @@ def test_a_history_of_other_features_is_refused():
 
 # ---------------------------------------------------------------- events
 
+LIKED = {"by": "color", "of": "color", "after": "120s", "last": 5}
 EVENT_FEATURES = [
     {"name": "color", "kind": "category", "source": "color"},
-    {
-        "name": "liked",
-        "kind": "category",
-        "history": {"by": "color", "of": "color", "after": "120s", "last": 5},
-    },
+    {"name": "liked", "kind": "category", "history": LIKED},
 ]
 DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 

@@ -94,9 +94,8 @@ def test_blocks_mean_what_their_lines_mean(tmp_path, lines):
         n = content.get("n")
         assert number == (None if n in (None, "") else float(n))
         t = content.get("t")
-        assert text == (
-            t if t is None or isinstance(t, str) else json.dumps(t) if isinstance(t, bool) else str(t)
-        )
+        spelled = json.dumps(t) if isinstance(t, bool) else str(t)
+        assert text == (t if t is None or isinstance(t, str) else spelled)
 
 
 def test_plain_blocks_take_the_fast_way(tmp_path, monkeypatch):

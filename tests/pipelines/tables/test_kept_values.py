@@ -98,13 +98,8 @@ def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_n
 ):
     monkeypatch.setattr("ctr.data.kept_values.MOST_VALUES", 1000)
     few = 1000 + more
-    rows = [
-        {"id": place, "time": 1_600_000_000 + place % 50, "user": f"u{place}", "color": f"c{place}"}
-        for place in range(few)
-    ]
-    rows += [
-        {"id": few + place, "time": 1_700_000_000, "user": f"u{place}", "color": ""} for place in range(2)
-    ]
+    rows = [{"id": n, "time": 1_600_000_000 + n % 50, "user": f"u{n}", "color": f"c{n}"} for n in range(few)]
+    rows += [{"id": few + n, "time": 1_700_000_000, "user": f"u{n}", "color": ""} for n in range(2)]
     for row in rows:
         row |= {"code": row["id"] % 3, "price": "", "tags": "", "rating": 4, "weight": 1, "shop": ""}
     path = raw_logs.write_rows(tmp_path, rows)

@@ -40,11 +40,7 @@ def make_mapping(**changes):
 
 def ingested(columns, times, mapping):
     """By feature its ids of the rows that were not rejected, and the numbers of these rows."""
-    columns = {
-        **columns,
-        "shown": pa.array(times, pa.int64()),
-        "click": pa.array([1] * len(times), pa.int8()),
-    }
+    columns = {**columns, "shown": pa.array(times, pa.int64()), "click": pa.array([1] * len(times))}
     packed, _ = make_examples(mapping, 0, Chunk(0, pa.table(columns), np.arange(len(times)), []), (), 0)
     schema = mapping.feature_schema
     width = len(schema.single_valued)

@@ -56,11 +56,10 @@ def write(folder: Path, kind: str) -> Path:
     path = folder / f"rows.{kind}"
     if kind == "csv":
         with path.open("w", newline="") as file:
-            lines = csv.DictWriter(file, rows[0])
-            lines.writeheader()
-            lines.writerows(
-                {**row, "image": json.dumps(row["image"]) if row["image"] else ""} for row in rows
-            )
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({**row, "image": json.dumps(row["image"]) if row["image"] else ""})
     elif kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
@@ -109,9 +108,8 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
 
 def test_shards_of_long_vectors_have_fewer_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "MOST_VALUES", 13)
-    ingest(
-        mapping_of("jsonl"), [write(tmp_path, "jsonl")], tmp_path / "log", max_reject_share=0.5, now_us=NOW
-    )
+    path = write(tmp_path, "jsonl")
+    ingest(mapping_of("jsonl"), [path], tmp_path / "log", max_reject_share=0.5, now_us=NOW)
     (manifest,) = read_manifests(tmp_path / "log")
     assert [one.rows for one in manifest.shards] == [2, 2, 2]
 
