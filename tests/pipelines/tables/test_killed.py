@@ -78,7 +78,7 @@ def content(files):
 
 
 # Every key and every place once.
-KILLS = [
+MORE_KILLS = [
     ("histories", HISTORIES),
     ("keep_values", ("rename.after", 1, "/values/")),
     ("session", HELD),
@@ -87,10 +87,10 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "kill"),
-    [("histories", SHARD), *(pytest.param(*case, marks=pytest.mark.slow) for case in KILLS)],
-)
+KILLS = [("histories", SHARD), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_KILLS)]
+
+
+@pytest.mark.parametrize(("key", "kill"), KILLS)
 def test_a_killed_append_is_made_good_by_the_same_command_at_once_and_after_another_day(
     logs, key, kill, tmp_path
 ):
