@@ -37,8 +37,8 @@ def meaning(chunks):
         if pa.types.is_list(lists.type):
             items = lists.cast(pa.list_(pa.string())).to_pylist()
         else:
-            texts = lists.cast(pa.string()).to_pylist()
-            items = [None if text is None else text.split("|") for text in texts]
+            joined = lists.cast(pa.string()).to_pylist()
+            items = [None if text is None else text.split("|") for text in joined]
         cells += zip(chunk.rows.tolist(), numbers, texts, items, strict=True)
     return cells
 

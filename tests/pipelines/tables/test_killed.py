@@ -157,10 +157,8 @@ def test_two_appends_at_once_wait_for_each_other(logs, tmp_path):
     for files in (["day0"], ["day1"], []):
         assert main(command("histories", log, *files)) == 0
     assert main(["inspect", str(log)]) == 0
-    wanted, found = (
-        {name for name in files if name.startswith("manifests")}
-        for files in (undisturbed("histories"), raw_logs.log_bytes(log))
-    )
+    both = undisturbed("histories"), raw_logs.log_bytes(log)
+    wanted, found = ({name for name in files if name.startswith("manifests")} for files in both)
     assert found == wanted
 
 

@@ -65,7 +65,7 @@ MALFORMED = {
     "tsv": [
         (lambda line: line.replace(b"abz", b"a\xe9z"), UTF8),
         # Of a category, which is read as a dictionary.
-        (lambda line: re.sub(rb"((.*?\t){6}).*?\t", rb"\1bl\xe9\t", line), ("color", "invalid UTF-8")),
+        (lambda line: re.sub(rb"((.*?\t){6}).*?\t", b"\\1bl\xe9\t", line), ("color", "invalid UTF-8")),
     ],
     "jsonl": [
         (lambda line: line[:-1], JSON),
