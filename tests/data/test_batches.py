@@ -1,7 +1,7 @@
 """Whole-query batches against a packer of a few lines, and the rows of a second log against a loop over its queries."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,9 +21,7 @@ from ctr.data.batches import (
 from ctr.data.reader import Rows, join_rows
 
 
-def make_rows(
-    query_sizes: list[int], faulty: frozenset[int] = frozenset(), times: list[int] | None = None
-) -> Rows:
+def make_rows(query_sizes: list[int], faulty: Iterable[int] = (), times: list[int] | None = None) -> Rows:
     """A log whose rows can be told apart in every column; of equal times, queries that differ in their id only."""
     count, row = sum(query_sizes), np.arange(sum(query_sizes))
     query = np.repeat(np.arange(len(query_sizes)), query_sizes)
@@ -90,23 +88,19 @@ class Case:
         return list(whole_query_batches(cut(rows, self.cuts if cuts is None else cuts), size, 10_000))
 
 
+CUTS = st.lists(st.integers(0, 150), max_size=30)
 CASES = st.builds(
     Case,
     query_sizes=st.lists(st.integers(1, 12), max_size=25),
     faulty=st.frozensets(st.integers(0, 100), max_size=12),
     batch_rows=st.integers(1, 20),
-    cuts=st.lists(st.integers(0, 150), max_size=30),
+    cuts=CUTS,
     same_time=st.booleans(),
 )
 
 
 @settings(max_examples=100)
-@given(
-    CASES,
-    st.lists(st.integers(0, 150), max_size=30),
-    st.sampled_from([None, 0.05, 0.25, 1.0]),
-    st.integers(0, 30),
-)
+@given(CASES, CUTS, st.sampled_from([None, 0.05, 0.25, 1.0]), st.integers(0, 30))
 def test_batches_are_the_greedily_packed_whole_queries_from_the_end_of_any_on(case, cuts, growth, origin):
     size = case.batch_rows if growth is None else BatchSize(case.batch_rows, growth, first=2, origin=origin)
 
@@ -163,12 +157,8 @@ def test_a_worked_example():
 def test_a_query_that_is_too_large_is_a_batch_of_rejects(block):
     rows = make_rows([3, 2, 9, 1], frozenset({6}), times=[0] * 4)
     batches = list(whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8))
-    assert [(batch.begin, batch.end, len(batch.rows)) for batch in batches] == [
-        (0, 3, 3),
-        (3, 5, 2),
-        (5, 14, 0),
-        (14, 15, 1),
-    ]
+    found = [(batch.begin, batch.end, len(batch.rows)) for batch in batches]
+    assert found == [(0, 3, 3), (3, 5, 2), (5, 14, 0), (14, 15, 1)]
     assert [batch.large_queries for batch in batches] == [[], [], [(102, 5, 14, 9)], []]
     assert batches[2].last_query == [0, 102]
     # The same query is let through when it may be that large.

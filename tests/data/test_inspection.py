@@ -202,15 +202,6 @@ def test_what_lies_beside_the_log_and_what_is_none(log, tmp_path):
     assert (teacher.sample, teacher.partitions, teacher.columns) == (False, 1, ("example_id", "logit"))
     text = inspection_text(inspect_log(copy))
     assert "teacher: columns example_id, logit; 180 rows, 1 of 4 partitions" in text
-    shard = sorted((copy / "shards").iterdir())[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 16
-    shard.write_bytes(content)
-    with pytest.raises(InputError, match=f"{shard}: damaged"):
-        inspect_log(copy)
-    shard.unlink()
-    with pytest.raises(InputError, match=f"{shard}: the file is missing"):
-        inspect_log(copy)
     shutil.rmtree(copy)
     (copy / "checkpoints").mkdir(parents=True)
     shutil.copy(log / "schema.json", copy)

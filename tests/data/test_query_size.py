@@ -29,9 +29,7 @@ GROWING = Schema(features=(Category(name="user", source="user"),))
 FOUR = 4  # partitions
 
 
-def make_table(
-    sizes: list[int], lasting: list[bool], faulty: list[bool], schema: Schema = SCHEMA
-) -> pa.Table:
+def make_table(sizes: list[int], lasts: list[bool], faulty: list[bool], schema: Schema = SCHEMA) -> pa.Table:
     """Queries of some sizes, a second apart; the rows of those that last are a microsecond apart."""
     query = np.repeat(np.arange(len(sizes)), sizes)
     row = np.arange(len(query))
@@ -39,7 +37,7 @@ def make_table(
     return pa.table(
         {
             "query_time": 1000 * query + 999,
-            "timestamp": 1000 * query + of_query * np.array(lasting)[query],
+            "timestamp": 1000 * query + of_query * np.array(lasts)[query],
             "query_id": 7 - query,
             "example_id": row,
             "label": np.where(np.resize(faulty, len(row)), 3, row % 2).astype(np.int8),
@@ -103,7 +101,6 @@ def test_rows_are_counted_over_all_shards_and_partitions(tmp_path_factory, queri
         ([3, 5, 1, 2], [False], True),
         ([1, 1, 1, 4], [False], True),
         ([4, 4, 4, 4], [False], False),  # says nothing
-        ([1, 1, 1, 1], [False], False),
         ([3, 5, 1, 2], [True], False),
         # That a value is missing says that another row comes.
         ([1, 1, 1, 1, 1, 2], [True], False),
@@ -135,9 +132,7 @@ def test_what_the_log_has_of_this_name_is_left_alone(tmp_path):
         schema = parse_model(Schema, {"features": [feature], **more}, "test")
         log = publish(tmp_path / str(number), pages, schema)
         assert open_logs(log, TrainConfig()).config.model.query_size is False
-        with pytest.raises(
-            InputError, match="has a feature or a column query_size of its own; allowed: auto, false"
-        ):
+        with pytest.raises(InputError, match="column query_size of its own; allowed: auto, false"):
             open_logs(log, parse_model(TrainConfig, {"model": {"query_size": True}}, "test"))
     log = publish(tmp_path / "log", pages)
     without = {"model": {"without": ["query_size"]}}

@@ -34,7 +34,8 @@ SCHEMA = Schema(
         Category(name="place", source="place", vocabulary=("1", "2", "3", "4")),
         Category(name="device", source="device"),
         Text(name="words", source="words"),
-    )
+    ),
+    labels=("sale",),
 )
 DEVICES = feature_ids(SCHEMA, "device", [f"d{number}" for number in range(6)])
 
@@ -231,6 +232,13 @@ def test_the_smaller_log_is_the_kept_rows_with_both_weights_multiplied(log, tmp_
     words = (column(folder, "multivalent")["words"] for folder in (log, small))
     before, after = ([part.tolist() for part in np.split(ids, ends[1:-1])] for ids, ends in words)
     assert after == list(compress(before, kept))
+    # Further labels are those of their own log, whatever the reader knows.
+    for labels in (("sale",), (), ("other",)):
+        known = SCHEMA.model_copy(update={"labels": labels})
+        rows = [join_rows([*read_rows(folder, known, read_manifests(folder))]) for folder in (log, small)]
+        before, after = (one.joined["label:sale"] for one in rows)
+        np.testing.assert_array_equal(after, before[kept])
+        assert np.isnan(before).any() and set(before[~np.isnan(before)]) == {0, 1}
     for manifest, smaller in zip(manifests, sampled, strict=True):
         counts = {"rows_before_sampling": manifest.rows, "faulty_rows_dropped": 0}
         assert smaller.counters == {"seen": 7, **counts}

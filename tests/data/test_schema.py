@@ -32,30 +32,22 @@ def make(*features: dict[str, Any]) -> Schema:
     ("features", "message"),
     [
         ([], "features: [] is not allowed: Tuple should have at least 1 item"),
-        ([{**CATEGORY, "bucket": 5}], "features.0.category.bucket: unknown key"),
         ([{**CATEGORY, "kind": "image"}], "'category', 'number', 'vector', 'text', 'cross'"),
         ([{**CATEGORY, "name": "a b"}], "features.0.category.name: 'a b' is not allowed"),
         ([{**CATEGORY, "name": "ids"}], "feature ids has the name of a column of the log"),
         ([{**CATEGORY, "buckets": 2**31}], "features.0.category.buckets: 2147483648 is not allowed"),
         ([{**CATEGORY, "vocabulary": ["x", "x"]}], "the vocabulary has a value twice"),
-        ([{**CATEGORY, "vocabulary": []}], "the vocabulary is empty"),
         ([{**CATEGORY, "vocabulary": ["x"], "buckets": 7}], "buckets follows from the vocabulary (3)"),
-        ([{**LIST, "separator": ""}], "features.0.category.separator: '' is not allowed"),
-        ([{**LIST, "strip": "«"}], "features.0.category.strip: '«' is not allowed"),
         ([{**CATEGORY, "strip": "[]"}], "strip is allowed only with multivalent: true"),
         ([CATEGORY, CATEGORY], "feature a is defined twice"),
-        ([NUMBER], "exactly one of boundaries, log, step and as is required"),
         ([{**NUMBER, "boundaries": [1], "log": {}}], "exactly one of boundaries, log, step and as is"),
-        ([{**NUMBER, "boundaries": []}], "boundaries is empty"),
         ([{**NUMBER, "boundaries": [1, 1]}], "boundaries must be strictly increasing"),
         ([{**NUMBER, "boundaries": [math.nan]}], "nan is not allowed"),
         ([{**NUMBER, "step": {"low": 1, "high": 1, "size": 1}}], "low must be below high"),
         ([{**NUMBER, "step": {"low": 0, "high": 1, "size": 1e-7}}], "at most 1,000,000 buckets are allowed"),
-        ([{**NUMBER, "log": {"maximum": 1}}], "1 is not allowed"),
         ([{**TEXT, "words": [0]}], "n-gram sizes are distinct numbers from 1 to 10"),
         ([{**TEXT, "words": []}], "words and subwords are both empty"),
         ([CATEGORY, cross("x", "a", "z")], "feature x crosses z, which is not a feature"),
-        ([cross("x", "a", "b"), CATEGORY, OTHER], "feature x crosses a, which is not"),
         ([CATEGORY, cross("x", "a", "a")], "feature x crosses a feature with itself"),
         ([CATEGORY, OTHER, cross("x", "a", "b"), cross("y", "x", "b")], "y crosses x, itself a cross"),
         ([TEXT, LIST, cross("x", "t", "m")], "crosses more than one multivalent feature"),
@@ -97,22 +89,11 @@ def test_the_version_depends_on_the_meaning_alone() -> None:
     assert make(CATEGORY, OTHER).version != make(OTHER, CATEGORY).version
 
 
-def test_a_schema_survives_its_own_json() -> None:
-    number = {**NUMBER, "source": "x", "boundaries": [0.1, 1 / 3]}
-    of_hour = {**OTHER, "source": "hour"}
-    schema = with_rules({**CATEGORY, "vocabulary": ["x", "ÿ"]}, number, of_hour, hour=DERIVE["hour"])
-    content = schema.model_dump(mode="json")
-    assert content["derive"]["hour"]["from"] == "time"
-    again = parse_model(Schema, content, "again")
-    assert again == schema and again.version == schema.version
-
-
 @settings(max_examples=50)
 @given(st.integers(1, 64), st.floats(1.5, 1e30), st.booleans())
 def test_log_edges_rise_to_the_maximum(per_octave: int, maximum: float, signed: bool) -> None:
-    number = Number(
-        name="n", source="x", log=LogBuckets(per_octave=per_octave, maximum=maximum, signed=signed)
-    )
+    log = LogBuckets(per_octave=per_octave, maximum=maximum, signed=signed)
+    number = Number(name="n", source="x", log=log)
     edges = np.array(number.edges())
     assert (np.diff(edges) > 0).all()
     assert edges[-1] <= maximum < edges[-1] * 2 ** (1 / per_octave) * (1 + 1e-9)
@@ -133,21 +114,6 @@ def with_rules(*features: dict[str, Any], **derive: dict[str, Any]) -> Schema:
     return parse_model(Schema, {"features": list(features), "derive": derive or rules}, "schema.yaml")
 
 
-def test_inputs_are_what_columns_are_derived_from() -> None:
-    schema = with_rules(
-        CATEGORY,
-        {**CATEGORY, "name": "h", "source": "hour"},
-        {**CATEGORY, "name": "z", "source": "zip3"},
-        {"kind": "number", "name": "n", "source": "copy", "boundaries": [1]},
-        {"kind": "number", "name": "m", "source": "m", "boundaries": [1]},
-    )
-    # The column s is read as a category and, by way of a copy, as a number.
-    assert schema.inputs == {"s": "text", "time_us": "time", "zip": "text", "m": "number"}
-    alone = schema.only(["n"])
-    assert alone.inputs == {"s": "number"}
-    assert set(alone.derive) == {"copy"}
-
-
 def test_rules_are_part_of_the_version_and_of_what_a_feature_means() -> None:
     hour = {**CATEGORY, "source": "hour"}
     by_part, by_period = with_rules(hour, hour=DERIVE["hour"]), with_rules(hour, hour=DERIVE["unread"])
@@ -163,12 +129,3 @@ def test_rules_that_do_not_fit() -> None:
     taken = "time_us: the exported model takes the row's time under this name"
     with pytest.raises(InputError, match=taken):
         with_rules({**CATEGORY, "source": "hour"}, {**OTHER, "source": "time_us"}, hour=DERIVE["hour"])
-
-
-def test_names_are_letters_and_digits_of_all_scripts() -> None:
-    names = ["点击", "größe", "_a.b-c", "रंग", "ID٣"]
-    schema = make(*({"kind": "category", "name": name, "source": name} for name in names))
-    assert list(schema.by_name) == names
-    for name in ("", "2a", "a b", "-a", "a/b", "a\n", "😀"):
-        with pytest.raises(InputError, match=r"features\.0\.category\.name: .* is not allowed"):
-            make({"kind": "category", "name": name, "source": "s"})

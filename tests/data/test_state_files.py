@@ -24,12 +24,11 @@ FEATURES = [
 ]
 COLORS = [
     {"name": "color", "kind": "category", "source": "color"},
-    {
-        "name": "liked",
-        "kind": "category",
-        "history": {"by": "color", "of": "color", "after": "120s"},
-    },
+    {"name": "liked", "kind": "category", "history": {"by": "color", "of": "color", "after": "120s"}},
 ]
+
+
+OF_EVENTS = (".events/cloc", ".events/clic", ".events/impr", ".events/unit")
 
 
 def make_table_log(folder):
@@ -39,9 +38,8 @@ def make_table_log(folder):
         for number, row in enumerate(rows):
             row["time"], row["id"] = str(FIRST + day * DAY + number * 900), str(1000 * day + number)
         raw_logs.write_rows(folder, rows, name=f"day{day}")
-    content = raw_logs.base_content(
-        query="none", partition="1d", features=FEATURES, derive={}, keep_values=["visitor", "shop"]
-    )
+    changes = {"features": FEATURES, "derive": {}, "keep_values": ["visitor", "shop"]}
+    content = raw_logs.base_content(query="none", partition="1d", **changes)
     (folder / "table.yaml").write_text(json.dumps(content))
     log = folder / "table"
     options = ["--append", "--mapping", str(folder / "table.yaml"), "--out", str(log)]
@@ -92,15 +90,10 @@ def published(log):
     ("make", "kinds"),
     [
         (make_table_log, {".ingest/held", ".ingest/stat", "histories/0001", "values/0001"}),
-        (
-            make_followed_log,
-            {".events/cloc", ".events/clic", ".events/impr", ".events/unit", "histories/0001"},
-        ),
+        (make_followed_log, {*OF_EVENTS, "histories/0001"}),
     ],
 )
-def test_a_flipped_bit_in_any_file_of_state_is_refused_by_the_command_that_reads_it(
-    make, kinds, tmp_path, capsys
-):
+def test_a_flipped_bit_in_any_file_of_state_is_refused_by_what_reads_it(make, kinds, tmp_path, capsys):
     log, command = make(tmp_path)
     shutil.copytree(log, tmp_path / "saved")
     known = ["history", str(log), "--feature", "recent", "--out", str(tmp_path / "known.parquet")]

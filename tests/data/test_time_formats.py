@@ -62,17 +62,8 @@ def test_a_format_need_not_print_back_what_it_reads():
         },
         "%Y%m%d": {"2023114": None, "7": None, 20231114: datetime(2023, 11, 14)},
         "%y%m%d%H": {"141021": None, "14102123x": None, "14102123": datetime(2014, 10, 21, 23)},
-        "%m/%d/%Y": {"02/30/2019": None},
-        "%Y-%m-%dT%H:%M:%S%z": {
-            "2023-11-14T22:13:20Z": datetime(2023, 11, 14, 22, 13, 20),
-            "2023-11-14T22:13:20+01:00": datetime(2023, 11, 14, 21, 13, 20),
-        },
         "%d%b%Y": {"14NOV2023": datetime(2023, 11, 14), "14NOW2023": None},
         "%d/%b/%Y:%H:%M:%S %z": {"14/nov/2023:22:13:20 +0000": datetime(2023, 11, 14, 22, 13, 20)},
-        "%I:%M %p %d.%m.%Y": {
-            "12:05 am 14.11.2023": datetime(2023, 11, 14, 0, 5),
-            "12:05 PM 14.11.2023": datetime(2023, 11, 14, 12, 5),
-        },
     }
     for form, moments in texts.items():
         for text, moment in moments.items():

@@ -1,4 +1,4 @@
-"""Fuzzing of checkpoints, run directories, experiments and exported models."""
+"""Fuzzing of checkpoints and run directories."""
 
 import atexit
 import functools
@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from target import Target, in_place, put, require_finite
+from target import Target, in_place
 
-import experiment_folders
-import model_cases
 import run_directories
 from ctr.eval import run_files
 from ctr.eval.prediction_difference import pair_predictions
 from ctr.eval.report.runs import reported_runs
 from ctr.eval.run_comparison import compare_runs
-from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-from ctr.serving.export import publish
-from ctr.serving.metadata import EXTRA, FILE
-from ctr.serving.scorer import Scorer
 from ctr.training.run import checkpoint
 
 # ---------------------------------------------------------------- what a run keeps
@@ -52,7 +46,7 @@ def _read_checkpoint(folder: Path) -> None:
     assert all(array.dtype != object for array in arrays.values())
 
 
-# ---------------------------------------------------------------- runs and experiments
+# ---------------------------------------------------------------- runs
 
 FAULTS: dict[str, Any] = {
     "skipped_steps": 2,
@@ -80,9 +74,8 @@ def _two_runs() -> Path:
     rows = run_directories.make_rows(1, queries=60)
     for name, seed in (("run", 1), ("other", 2)):
         logit = run_directories.predict(rows, seed, 1.0)
-        run_directories.write_run(
-            folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS
-        )
+        more = {"slices": ("position",), "rejects": ("bad",), **FAULTS}
+        run_directories.write_run(folder / name, rows, logit, **more)
     return folder
 
 
@@ -117,41 +110,6 @@ def _run_file(name: str) -> Target:
     return Target(RUN_FILES[name], *in_place(run_folder, name, read))
 
 
-def _experiment(folder: Path) -> Path:
-    target = folder / "experiment"
-    if not target.exists():
-        rows = run_directories.make_rows(1, queries=60)
-        arms = {"base": {"seeds": [1]}, "arm": {"seeds": [1, 2], "paper": {"accuracy": "1%"}}}
-        run_directories.write_plan(target, arms)
-        for name, seed in (("base", 1), ("arm", 1), ("arm", 2)):
-            place = target / run_directories.run_folder(name, seed)
-            experiment_folders.write_small(place, rows, experiment_folders.logits(rows, name, seed))
-        costs = {name: experiment_folders.cost("base") for name in arms}
-        found = {"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}}
-        put(target / "costs.json", json.dumps(found).encode())
-    return target
-
-
-def _write_experiment(target: Path) -> None:
-    write_experiment(target).encode("utf-8", "surrogateescape")
-    require_finite(json.loads((target / "result.json").read_text()))
-
-
-# ---------------------------------------------------------------- exported models
-
-
-def _export(folder: Path) -> Path:
-    target = folder / "models"
-    if not target.exists():
-        made = model_cases.make_case(model_cases.MODELS["factorized"], "float32", folder / "trained", rows=6)
-        publish(made.snapshot, target)
-    return next(target.glob("[0-9]*"))
-
-
-def _read_export(model: Path) -> None:
-    assert Scorer(model).predict(model_cases.draw_raw(3)).shape == (3,)
-
-
 TARGETS = {
     **{
         f"checkpoint {name}": Target(
@@ -160,6 +118,4 @@ TARGETS = {
         for name, form in (("arrays.npz", "bytes"), ("state.json", "json"))
     },
     **{f"run {name}": _run_file(name) for name in RUN_FILES},
-    "experiment": Target("json", *in_place(_experiment, "plan.json", _write_experiment), slow=True),
-    "export": Target("json", *in_place(_export, f"{EXTRA}/{FILE}", _read_export), slow=True),
 }

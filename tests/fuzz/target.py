@@ -36,13 +36,11 @@ class Target:
         prepare: writes what must lie beside the file into a folder, and returns valid contents.
         parse: reads a content. It returns when that was accepted, and then has checked that it means something; it
             raises InputError when it was refused. Anything else is a fault.
-        slow: whether a call takes more than about a tenth of a second.
     """
 
     form: str
     prepare: Prepare
     parse: Parse
-    slow: bool = False
 
 
 def in_place(

@@ -1,7 +1,4 @@
-"""Beam's own job server, and pools of Beam workers, each with a cache of its own.
-
-What they share with the command is the store alone.
-"""
+"""Pools of Beam workers, which share the store alone with the command."""
 
 import contextlib
 import functools
@@ -11,18 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services import listening, on_free_ports, service
-
-
-def job_server(folder: Path) -> contextlib.AbstractContextManager[str]:
-    """Runs Beam's own runner behind a job server until the block ends; yields its address, HOST:PORT."""
-    folder.mkdir(parents=True, exist_ok=True)
-    main = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
-
-    def start(port: int, _: int) -> contextlib.AbstractContextManager[str]:
-        command = [*main, f"--port={port}", f"--staging_dir={folder / 'staging'}"]
-        return service("job server", command, folder / "jobs.log", functools.partial(listening, port))
-
-    return on_free_ports(start)
 
 
 @contextlib.contextmanager

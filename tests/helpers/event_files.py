@@ -83,11 +83,8 @@ def microseconds(seconds: float) -> int:
 def click(number: int, clicked: float, arrival: float | None = None) -> Event:
     """Times are seconds after ``BEGIN_US``; without an arrival it comes a second later."""
     arrival = clicked + 1 if arrival is None else arrival
-    return {
-        "impression_id": number,
-        "event_time": microseconds(clicked),
-        "arrival_time": microseconds(arrival),
-    }
+    times = {"event_time": microseconds(clicked), "arrival_time": microseconds(arrival)}
+    return {"impression_id": number, **times}
 
 
 def impression(number: int, shown: float, arrival: float | None = None, color: str | None = "red") -> Event:

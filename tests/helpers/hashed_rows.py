@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, label_column
 from ctr.data.shards import pack_ids, shard_schema
 
 QUERY_US = 1000
@@ -39,6 +39,7 @@ def hashed_rows(schema: Schema, count: int, first: int = 0, seed: int = 0, **col
     }
     for name in schema.multivalent:
         made[name] = [draw(name, size).tolist() for size in rng.integers(0, 4, count)]
+    made |= {label_column(name): rng.choice([0, 1, None], count).tolist() for name in schema.labels}
     made, fields = {**made, **columns}, shard_schema(schema)
     arrays = [as_array(made[field.name], field.type) for field in fields]
     return pa.Table.from_arrays(arrays, schema=fields)

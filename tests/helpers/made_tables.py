@@ -36,11 +36,6 @@ def becomes(draft: Draft) -> dict[str, str]:
     return {name: decision.becomes for name, decision in draft.columns.items()}
 
 
-def reasons(draft: Draft) -> dict[str, str]:
-    """Why each column becomes what it does, by its name."""
-    return {name: decision.because for name, decision in draft.columns.items()}
-
-
 def ingested(draft: Draft, path: Path) -> tuple[Mapping, Any]:
     """What the text of the mapping says, read again, and the result of an ingest by it, to ``log`` beside the file."""
     (path.parent / "mapping.yaml").write_text(mapping_text(draft, path.name))

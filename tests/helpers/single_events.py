@@ -34,7 +34,6 @@ class PlainPartition:
     unmatched: list[tuple[str, int, int, int, str]] = field(default_factory=list)  # the first is the kind
     conflicting: list[Impression] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
-    matched: set[tuple[str, int]] = field(default_factory=set)
 
 
 def join_plainly(
@@ -101,7 +100,6 @@ def join_plainly(
         in_time = first is not None and arrival < closes(begin(first.time))
         if after is not None and -rules.skew <= after <= window and in_time:
             home.counters[f"{'matched' if after >= 0 else 'early'}_{kind}"] += 1
-            home.matched.add((kind, number))
         else:
             is_late = after is not None and -rules.skew <= after <= window + late_window
             reason = "late" if is_late else "orphan"

@@ -51,23 +51,6 @@ def test_the_hash_covers_name_type_shape_and_every_byte():
     assert hash_arrays(dict(reversed(plain.items()))) == hash_arrays(plain)
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_what_numpy_wrote_comes_back(tmp_path, save):
-    arrays = {
-        "a/b": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "text": np.array("déjà"),
-        "none": np.zeros((0, 4), np.int8),
-        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        "zeros": np.zeros(100_000),
-    }
-    save(tmp_path / "x.npz", **arrays)
-    found = read_arrays(tmp_path / "x.npz")
-    assert found.keys() == arrays.keys()
-    for name, one in arrays.items():
-        assert found[name].dtype == one.dtype
-        np.testing.assert_array_equal(found[name], one)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

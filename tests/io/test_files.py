@@ -163,9 +163,8 @@ def test_no_path_of_a_command_is_an_address(capsys, tmp_path, monkeypatch):
     # A stream's events and log may lie elsewhere, see tests/pipelines/events/test_addresses.py.
     arguments = [argument for argument in path_arguments() if argument[:2] not in STREAMED]
     assert len(arguments) > 40
-    for (words, name, is_option), scheme in zip(
-        arguments, cycle(("s3", "hdfs", "gs", "az", "file")), strict=False
-    ):
+    schemes = cycle(("s3", "hdfs", "gs", "az", "file"))
+    for (words, name, is_option), scheme in zip(arguments, schemes, strict=False):
         before = ["here"] if name == "RUN_B" or (words == ["score"] and name == "LOG") else []
         assert main([*words, *([name] if is_option else before), f"{scheme}://bucket/x"]) == 1
         (line,) = capsys.readouterr().err.splitlines()

@@ -36,9 +36,8 @@ STARTING = re.compile(
 def test_nothing_else_starts_a_process(root):
     rooms = ("ctr", "eval", "models", "optim", "pipelines")
     paths = (path for room in rooms for path in (root / room).rglob("*.py"))
-    assert {
-        path.relative_to(root).as_posix() for path in paths if STARTING.search(path.read_text())
-    } == STARTS
+    found = {path.relative_to(root).as_posix() for path in paths if STARTING.search(path.read_text())}
+    assert found == STARTS
 
 
 def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):

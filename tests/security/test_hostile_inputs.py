@@ -23,6 +23,14 @@ def source(path):
     return SourceFile(0, path, path.name)
 
 
+def read_lines(path, content):
+    """The values of the column ``t``, and the rows and reasons of rejects."""
+    path.write_text(content)
+    chunks = list(JsonlReader(["t"], ["t"], {}, False).read(source(path), 1 << 20))
+    values = [value for chunk in chunks for value in chunk.table.column("t").to_pylist()]
+    return values, [(reject.row, reject.reason) for chunk in chunks for reject in chunk.rejects]
+
+
 def test_a_null_in_the_place_of_an_object(tmp_path):
     """Arrow's parser ends the process at the first ones, and takes the last one for an object."""
     for content, expected, rejected in (
@@ -30,26 +38,16 @@ def test_a_null_in_the_place_of_an_object(tmp_path):
         ('null\n{"t": 1}\n', [1], 1),
         ('{"t": 1}\nnull\n', [1], 2),
     ):
-        (tmp_path / "lines").write_text(content)
-        chunks = list(JsonlReader(["t"], ["t"], {}, False).read(source(tmp_path / "lines"), 1 << 20))
-        assert [one for chunk in chunks for one in chunk.table.column("t").to_pylist()] == expected
-        rejects = [(reject.row, reject.reason) for chunk in chunks for reject in chunk.rejects]
-        assert rejects == [(rejected, "malformed JSON")]
-
-
-def read_numbers(path, lines):
-    """The values and the number of rejects of lines with the column ``t``."""
-    path.write_text("".join(f'{{"t": {line}}}\n' for line in lines))
-    chunks = list(JsonlReader(["t"], ["t"], {}, False).read(source(path), 1 << 20))
-    values = [value for chunk in chunks for value in chunk.table.column("t").to_pylist()]
-    return values, sum(len(chunk.rejects) for chunk in chunks)
+        assert read_lines(tmp_path / "x", content) == (expected, [(rejected, "malformed JSON")])
 
 
 def test_whole_numbers_beyond_every_float_and_values_nested_as_deep_as_reading_goes(tmp_path):
     huge = "1" + "0" * 400
     infinite = float("inf")
-    assert read_numbers(tmp_path / "x", [huge, f"-{huge}", 1.5]) == ([infinite, -infinite, 1.5], 0)
-    assert read_numbers(tmp_path / "y", ["[" * depth + "]" * depth for depth in range(900, 1000)])[1] == 100
+    numbers = "".join(f'{{"t": {number}}}\n' for number in (huge, f"-{huge}", 1.5))
+    assert read_lines(tmp_path / "x", numbers) == ([infinite, -infinite, 1.5], [])
+    nested = "".join(f'{{"t": {"[" * depth + "]" * depth}}}\n' for depth in range(900, 1000))
+    assert len(read_lines(tmp_path / "y", nested)[1]) == 100
 
 
 def test_a_csv_row_of_a_wrong_length_that_is_no_text(tmp_path, capfd):

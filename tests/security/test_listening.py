@@ -18,11 +18,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /
 
 Ctr = Callable[..., None]
 MODEL = {"model": {"crosses": {"layers": 0}, "deep": {"units": [4]}}, "batch": {"rows": 512}}
-SEARCH = {
-    "title": "Widths",
-    "config": MODEL,
-    "space": {"model.deep.units.0": [2, 4]},
-}
+SEARCH = {"title": "Widths", "config": MODEL, "space": {"model.deep.units.0": [2, 4]}}
 CATEGORIES = [{"name": name, "kind": "category", "source": name} for name in ("user", "item")]
 HISTORY = {"by": "user", "of": "item", "after": "0s", "last": 3}
 TABLE = {

@@ -1,7 +1,7 @@
 """One simulation whose log, randomized traffic and events all tests read that change nothing of them."""
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,21 +24,13 @@ WORLD: dict[str, Any] = {
 }
 
 
-class Simulated(NamedTuple):
-    """Folders, and what ``simulate`` told of them."""
-
-    log: Path
-    randomized: Path
-    events: Path
-    counts: dict[str, Any]
-
-
 @pytest.fixture(scope="session")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Folders, and what ``simulate`` told of them."""
     folder = tmp_path_factory.mktemp("simulated")
-    config = parse_model(SimulatorConfig, WORLD, "test")
-    counts = simulate(config, folder / "log", None, folder / "random", folder / "events")
-    return Simulated(folder / "log", folder / "random", folder / "events", counts)
+    log, randomized, events = (folder / name for name in ("log", "random", "events"))
+    counts = simulate(parse_model(SimulatorConfig, WORLD, "test"), log, None, randomized, events)
+    return SimpleNamespace(log=log, randomized=randomized, events=events, counts=counts)
 
 
 @pytest.fixture(scope="session")

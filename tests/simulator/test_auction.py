@@ -34,9 +34,8 @@ def test_ads_prices_and_places(world, day, candidates, reserve):
     config = CONFIG.model_copy(update={"reserve": reserve})
     policy = crude_policy(config, world)
     shown = run_auction(config, policy, day.queries, day.ads, candidates)
-    at = {
-        (q, p): n for n, (q, p) in enumerate(zip(shown.query.tolist(), shown.position.tolist(), strict=True))
-    }
+    places = zip(shown.query.tolist(), shown.position.tolist(), strict=True)
+    at = {place: row for row, place in enumerate(places)}
 
     def predicted(query, slot, position):
         ad = candidates.ad[query, slot : slot + 1]
@@ -67,44 +66,24 @@ def test_ads_prices_and_places(world, day, candidates, reserve):
     assert (expected == 0) == (reserve == 1e9)
 
 
-def test_randomized_queries_follow_no_policy(world, day, candidates):
-    def hopeless(queries, ads, placed):
-        return np.zeros(len(placed), np.float32)
+def test_policies_decide_what_is_shown_but_not_what_is_drawn(world, day):
+    """What is left to chance is drawn before a policy decides, so that two policies differ by their decisions alone."""
 
     def contrary(queries, ads, placed):
         return np.linspace(0.9, 0.001, len(placed), dtype=np.float32)
 
-    results = [
-        run_auction(CONFIG, policy, day.queries, day.ads, candidates)
-        for policy in (crude_policy(CONFIG, world), contrary)
-    ]
-    drawn = [result.query[day.queries.randomized[result.query]] for result in results]
-    assert np.array_equal(*drawn)
-    ads = [result.ad[day.queries.randomized[result.query]] for result in results]
-    assert np.array_equal(*ads)
-    others = [result.ad[~day.queries.randomized[result.query]] for result in results]
-    assert len(others[0]) != len(others[1])
-    assert not results[0].price[day.queries.randomized[results[0].query]].any()
-    # What is worth nothing costs nothing.
-    config = CONFIG.model_copy(update={"reserve": 0.0})
-    shown = run_auction(config, hopeless, day.queries, day.ads, candidates)
-    assert not day.queries.randomized[shown.query].all()
-    assert np.array_equal(shown.price, np.zeros(len(shown)))
-
-
-def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world, day):
-    """What is left to chance is drawn before a policy decides, so that two policies differ by their decisions alone."""
-
-    def flat(queries, ads, placed):
-        return np.full(len(placed), 0.1, np.float32)
-
-    clicks = []
-    for policy in (crude_policy(CONFIG, world), flat):
+    clicks, randomized = [], []
+    for policy in (crude_policy(CONFIG, world), contrary):
         clicks.append({})
         for served in serve(CONFIG, world, day, policy):
             shown = served.impressions
             keys = zip(shown.query.tolist(), shown.ad.tolist(), shown.position.tolist(), strict=True)
             clicks[-1] |= dict(zip(keys, served.clicked.tolist(), strict=True))
+            assert not shown.price[day.queries.randomized[shown.query]].any()
+        randomized.append({key for key in clicks[-1] if day.queries.randomized[key[0]]})
+    # Randomized queries follow no policy.
+    assert randomized[0] == randomized[1] != set()
+    assert len(clicks[0]) != len(clicks[1])
     both = clicks[0].keys() & clicks[1].keys()
     assert len(both) > 500
     assert all(clicks[0][key] == clicks[1][key] for key in both)

@@ -47,20 +47,6 @@ def test_an_interest_lasts_an_exponential_time_and_moves_to_any_theme():
     assert share == pytest.approx([1 / 8] * 8, abs=0.008)
 
 
-def test_interests_do_not_depend_on_what_else_is_asked_for():
-    rng = np.random.default_rng(0)
-    user, time = rng.integers(0, 50, 3_000), 20_000 * DAY_US + rng.integers(0, 30 * DAY_US, 3_000)
-    whole = current_themes(INTERESTS, 5, user, time)
-    order = rng.permutation(3_000)
-    parts = [current_themes(INTERESTS, 5, user[part], time[part]) for part in np.array_split(order, 7)]
-    assert np.array_equal(np.concatenate(parts), whole[order])
-    # Of one user, followed closely, a theme changes 4 times a day, one of 8 times to itself.
-    moments = 20_000 * DAY_US + np.arange(0, 400 * DAY_US, DAY_US // 200)
-    followed = current_themes(INTERESTS, 5, np.zeros(len(moments), np.int64), moments)
-    changes = (np.diff(followed, axis=0) != 0).sum(axis=0)
-    assert changes == pytest.approx(400 * 4 * 7 / 8, rel=0.1)
-
-
 def test_the_logit_is_higher_by_the_strength_where_the_ad_has_a_current_theme():
     config = WorldConfig(queries_per_day=4_000, users=2_000, ads=500, interests=INTERESTS)
     world = make_world(config)

@@ -14,6 +14,8 @@ import event_files
 from ctr.cli import main
 from ctr.data.log import list_partitions
 from ctr.pipelines.events.publish import stage_events
+from log_files import digests
+from raw_logs import read_rejects
 
 EVENTS, LOG = "store://day/events", "store://day/log"
 
@@ -70,11 +72,6 @@ def day(tmp_path, monkeypatch):
     return day
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
 def run(events: object = EVENTS, log: object = LOG, *options: str) -> int:
     """Runs the command of a drained stream; returns its status."""
     fixed = ["--mapping", "mapping.yaml", "--out", str(log), "--max-reject-share", "1"]
@@ -87,20 +84,10 @@ def test_the_log_at_an_address_has_the_files_of_a_local_one_its_manifests_last(d
         assert run(*arguments, "--json") == 0
         results.append(json.loads(capsys.readouterr().out))
     assert results[1] == {**results[0], "warnings": []}
-    log = files_of(day / "log")
-    assert log == files_of(Path("log"))
-    rejects = [json.loads(content) for name, content in log.items() if name.startswith("rejects/")]
-    assert {reject["reason"] for reject in rejects} == {"malformed JSON", "damaged"}
-    parts = {
-        "schema.json",
-        "events.yaml",
-        "shards",
-        "manifests",
-        "unmatched",
-        "conflicting",
-        "late",
-        "rejects",
-    }
+    log = digests(day / "log")
+    assert log == digests(Path("log"))
+    assert {reject["reason"] for reject in read_rejects(day / "log")} == {"malformed JSON", "damaged"}
+    parts = {"schema.json", "events.yaml", "shards", "manifests", "unmatched", "conflicting", "late"}
     assert parts <= {name.partition("/")[0] for name in log}
     for start, end in list_partitions(Path("log")):
         of_partition = [name for name in Store.named if f"{start:019d}-{end:019d}" in name]
@@ -111,17 +98,17 @@ def test_the_log_at_an_address_has_the_files_of_a_local_one_its_manifests_last(d
 @pytest.mark.slow
 def test_a_job_run_again_publishes_what_is_missing_and_replaces_nothing(day, capsys, monkeypatch):
     assert run() == 0
-    before = files_of(day)
+    before = digests(day)
     Store.named.clear()
     assert run() == 0
-    assert (files_of(day), Store.named) == (before, [])
+    assert (digests(day), Store.named) == (before, [])
     last = max((day / "log" / "manifests").iterdir())
     content = last.read_bytes()
     # As left by a worker that was killed while it wrote.
     last.rename(last.with_name(f"{last.name}.partial-{'0' * 16}"))
     assert run() == 0
     assert Store.named == [f"{LOG}/manifests/{last.name}"]
-    assert before.items() <= files_of(day).items()
+    assert before.items() <= digests(day).items()
     # Another job publishes a partition after this one has begun.
     last.unlink()
     other = content.replace(b'"rows"', b'"Rows"')
@@ -141,25 +128,21 @@ def test_a_job_run_again_publishes_what_is_missing_and_replaces_nothing(day, cap
     # Other events: nothing beside a published manifest is replaced either.
     more = event_files.encode([event_files.impression(9_000, 99)], "jsonl")
     event_files.write_files(day / "events", [("impressions/4.jsonl", more)])
-    before = files_of(day)
+    before = digests(day)
     monkeypatch.setattr("ctr.pipelines.events.stream.last_published", lambda log: -1)
     assert run() == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"error: {LOG}: the partition [")
-        and "was published before with other content" in line
-    )
-    assert before.items() <= files_of(day).items()
+    assert line.startswith(f"error: {LOG}: the partition [")
+    assert "was published before with other content" in line
+    assert before.items() <= digests(day).items()
 
 
 def test_what_an_address_cannot_be_is_one_line(day, capsys):
     history = {"by": "user", "of": "user", "after": "30m", "last": 5}
-    features = [
-        {"name": "user", "kind": "category", "source": "color"},
-        {"name": "seen", "kind": "category", "history": history},
-    ]
+    user, seen = {"name": "user", "source": "color"}, {"name": "seen", "history": history}
+    features = [{"kind": "category", **feature} for feature in (user, seen)]
     Path("histories.yaml").write_text(yaml.safe_dump(event_files.content(features=features)))
-    before = files_of(day)
+    before = digests(day)
     streamed, followed = ["--stream", "--drain"], ["--follow"]
     no_local_path = "is an address (store://); allowed: a local path"
     for folder, log, options, mapping, complaint in (
@@ -174,4 +157,4 @@ def test_what_an_address_cannot_be_is_one_line(day, capsys):
         words = [str(folder), "--mapping", f"{mapping}.yaml", "--out", log, *options]
         assert main(["ingest", "events", *words]) == 1
         assert capsys.readouterr().err.startswith(f"error: {complaint}")
-    assert files_of(day) == before and not Path("log").exists()
+    assert digests(day) == before and not Path("log").exists()

@@ -12,7 +12,7 @@ import pytest
 import event_files
 import model_cases
 import raw_logs
-from ctr.config import parse_model, read_yaml
+from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
@@ -20,8 +20,6 @@ from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.pipelines.events.follow import EventsResult, ingest_events
 from ctr.serving.metadata import find_model
-from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.simulate import simulate
 
 COUNT = 150
 EVENT_TYPES = {"impressions": "view", "clicks": "click"}
@@ -77,36 +75,6 @@ def test_every_form_becomes_the_same_log_also_of_one_file_whose_column_tells_the
     first, *others = (event_files.published(log, beside) for log in logs)
     assert others == [first] * 2
     assert {name.partition("/")[0] for name in first} == {"shards"}
-
-
-@pytest.mark.slow
-def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(root, tmp_path):
-    """Under the mapping that ships for them."""
-    world = {"examples": 400, "queries_per_day": 50, "users": 20, "ads": 20, "words": 30, "topics": 3}
-    at_once = dict.fromkeys(
-        ("delivery_seconds", "straggler_seconds", "click_seconds", "late_click_seconds"), 0
-    )
-    delivered = {**at_once, "duplicate_share": 0.2, "format": "jsonl"}
-    content = {**world, "advertisers": 3, "base_ctr": 0.3, "buckets": False, "events": delivered}
-    simulate(
-        parse_model(SimulatorConfig, content, "test"), tmp_path / "simulated", events=tmp_path / "hourly"
-    )
-    # In one file a kind, which saves most of the time.
-    for kind in ("impressions", "clicks"):
-        data = b"".join(path.read_bytes() for path in sorted((tmp_path / "hourly" / kind).iterdir()))
-        event_files.write_files(tmp_path / "events", [(f"{kind}/0.jsonl", data)])
-    mapping: Any = read_yaml(root / "examples/events/simulated.yaml", "mapping")
-    kinds = {kind: {**mapping[kind], "input": {"type": "jsonl"}} for kind in ("impressions", "clicks")}
-    days = {"partition": "1d", "click_window": "1h", "delay": "1d"}
-    shipped = parse_model(EventMapping, {**mapping, **kinds, **days}, "test")
-    result = ingest(shipped, tmp_path / "events", tmp_path / "log")
-    assert result.counters["duplicate_impressions"] > 0
-    shards = [
-        {path.name: path.read_bytes() for path in (log / "shards").iterdir()}
-        for log in (tmp_path / "simulated", tmp_path / "log")
-    ]
-    assert shards[0] == shards[1]
-    assert result.clicks == sum(manifest.clicks for manifest in read_manifests(tmp_path / "simulated")) > 0
 
 
 def test_row_groups_that_are_read_apart_count_together(events, log, tmp_path, monkeypatch):
@@ -203,9 +171,8 @@ def test_examples_are_sampled_as_the_log_would_be(folder, log, tmp_path):
     assert all(example["metric_weight"] == example["train_weight"] for example in found)
     assert 0 < len(found) == result.examples < len(raw_logs.read_log(log))
     assert result.counters["sampled_out"] == len(raw_logs.read_log(log)) - len(found)
-    assert (tmp_path / "sampled/sampling.yaml").read_bytes() == (
-        tmp_path / "later/sampling.yaml"
-    ).read_bytes()
+    rules = [(tmp_path / name / "sampling.yaml").read_bytes() for name in ("sampled", "later")]
+    assert rules[0] == rules[1]
     assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
 
 
@@ -216,9 +183,8 @@ def export(root, tmp_path_factory):
     from ctr.training.config import TrainConfig
     from ctr.training.state import TrainState
 
-    config = parse_model(
-        TrainConfig, {"model": model_cases.MODELS["logistic"], "batch": {"rows": 64}}, "test"
-    )
+    content = {"model": model_cases.MODELS["logistic"], "batch": {"rows": 64}}
+    config = parse_model(TrainConfig, content, "test")
 
     def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
         schema = mapping.feature_schema
@@ -256,9 +222,7 @@ def recorded(log: Path, name: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
-    export, model, folder, log, tmp_path
-):
+def test_a_teacher_is_recorded_as_it_scores_a_log_and_samples_by_loss(export, model, folder, log, tmp_path):
     teacher = {"name": "old", "model": str(model)}
     ingest(event_files.mapping(teacher=teacher), folder, tmp_path / "scored")
     found = recorded(tmp_path / "scored", "old")
@@ -288,16 +252,12 @@ def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
 
 
 def test_a_teacher_of_other_features_or_none_is_refused(export, model, folder, tmp_path):
-    fewer = event_files.mapping(
-        features=event_files.FEATURES[:2], teacher={"name": "old", "model": str(model)}
-    )
+    teacher = {"name": "old", "model": str(model)}
+    fewer = event_files.mapping(features=event_files.FEATURES[:2], teacher=teacher)
     with pytest.raises(InputError, match="the model has the features of schema"):
         ingest(fewer, folder, tmp_path / "log")
     (tmp_path / "models").mkdir()
+    nowhere = event_files.mapping(teacher={**teacher, "model": str(tmp_path / "models")})
     with pytest.raises(InputError, match="neither an exported model"):
-        ingest(
-            event_files.mapping(teacher={"name": "old", "model": str(tmp_path / "models")}),
-            folder,
-            tmp_path / "log",
-        )
+        ingest(nowhere, folder, tmp_path / "log")
     assert not (tmp_path / "log").exists()

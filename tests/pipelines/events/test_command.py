@@ -1,14 +1,14 @@
 """``ctr ingest events`` on the command line: what it tells, its options by driver, and what it refuses."""
 
 import json
-import socket
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import apache_beam as beam
 import pytest
 from apache_beam.utils.timestamp import Timestamp
 
@@ -19,10 +19,10 @@ from ctr.config import dump_yaml
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
-from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import EventOptions, FollowSettings
 from ctr.pipelines.events.publish import stage_events
+from ctr.pipelines.events.read import read_unit
 from ctr.pipelines.events.stream import check_rules, streaming_options
 from ctr.pipelines.events.stream_sources import EventsInKafka, _Gather
 
@@ -42,7 +42,7 @@ def call(tmp_path):
     return run
 
 
-def test_what_became_of_the_events_is_told_as_text_and_as_json(call, tmp_path, capsys):
+def test_what_became_of_the_events_is_told_as_text_and_as_json(call, tmp_path, capsys, monkeypatch):
     assert call() == 0
     reported = capsys.readouterr().out
     manifests = read_manifests(tmp_path / "log")
@@ -50,6 +50,15 @@ def test_what_became_of_the_events_is_told_as_text_and_as_json(call, tmp_path, c
     assert f"{rows} examples, " in reported
     assert f"{len(EVENTS['impressions'])} impressions read" in reported
     (tmp_path / "log").rename(tmp_path / "batch")
+
+    def read_and_stop(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return read_unit(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ctr.pipelines.events.follow.read_unit", read_and_stop)
+        assert call("--follow") == 0
+    assert "impressions pending" in capsys.readouterr().out
     assert call("--follow", "--drain", "--poll", "0.1", "--idle-timeout", "5", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["rows"] == rows > 0
@@ -109,15 +118,12 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--poll", "0"), "--poll requires --follow"),
         ((*kafka, "--idle-timeout", "1"), "--idle-timeout applies to folders, not to --kafka"),
         (("--kafka", "h:1"), "--kafka requires --stream"),
-        (("--stream",), "either folders or --kafka are required"),
         (("a", *kafka), "either folders or --kafka are required"),
         (("a", "--stream", "--follow"), "cannot be combined"),
         (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
         (("a", "--stream"), "requires a runner that waits for watermarks"),
-        (("a", "--follow", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
         (("a", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
         (kafka, "--kafka requires a running expansion service: --expansion-service HOST:PORT"),
-        (served, "--stream requires a runner that waits for watermarks"),
         ((*served, f"--beam-options={FLINK}"), "required for all of impressions, clicks to read"),
     ):
         options = read_options(*given, folder=tmp_path)
@@ -150,16 +156,6 @@ def test_a_job_on_flink_gets_the_options_that_it_needs_and_keeps_its_own():
     assert flags("--runner=DirectRunner", drain=True) == {"--runner=DirectRunner"}
 
 
-def test_a_job_server_that_is_not_there_is_one_line():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-        # Bound, so that nobody else has it, but not listening.
-        options = streaming_options(f"--runner=PortableRunner --job_endpoint={endpoint}", False)
-        with pytest.raises(InputError, match=f"no job server at {endpoint}: Connection refused"):
-            run_pipeline(options, lambda pipeline: pipeline | beam.Create([1]))
-
-
 def test_what_a_stream_or_a_topic_cannot_be_is_refused():
     with pytest.raises(InputError, match="whole milliseconds; delay is 1500 us"):
         check_rules(event_files.mapping(delay="1500us"))
@@ -181,18 +177,16 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
 
 def test_records_of_one_topic_are_read_by_a_column_that_tells_the_kinds_apart():
     kinds = {"impressions": "view", "clicks": "click"}
-    made = event_files.mapping(
-        **{kind: {"topic": "all", "where": {"type": value}} for kind, value in kinds.items()}
-    )
+    sources = {kind: {"topic": "all", "where": {"type": value}} for kind, value in kinds.items()}
+    made = event_files.mapping(**sources)
     events = [event_files.impression(1, 5), event_files.click(1, 6), event_files.impression(2, 7)]
     values = [{**event, "type": "view" if "color" in event else "click"} for event in events]
     for kind, offsets in (("impressions", [70, 72]), ("clicks", [71])):
         gather = _Gather(made, kind)
         gather.start_bundle()
         for offset, value in enumerate(values, 70):
-            record = SimpleNamespace(
-                topic="all", partition=0, offset=offset, value=json.dumps(value).encode()
-            )
+            content = json.dumps(value).encode()
+            record = SimpleNamespace(topic="all", partition=0, offset=offset, value=content)
             assert list(gather.process(record, Timestamp(offset))) == []
         [gathered] = gather.finish_bundle()
         assert gathered.value.chunk.rows.tolist() == offsets

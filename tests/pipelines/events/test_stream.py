@@ -40,11 +40,6 @@ def test_a_partition_waits_until_the_very_moment_at_which_it_closes(tmp_path, ea
     assert late_ids(tmp_path / "log", "impression_id") == ([] if label else [1])
 
 
-def test_no_event_is_no_partition(tmp_path):
-    assert run_stream(tmp_path / "none", [100]) == []
-    assert list_partitions(tmp_path / "none") == []
-
-
 def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(tmp_path):
     steps = [raw("impressions", impression(1, 19), impression(2, 25)), 60]
     run_stream(tmp_path / "log", [*steps, raw("clicks", click(1, 22, 23))])
@@ -73,11 +68,8 @@ def test_a_source_keeps_what_is_read_again_by_the_formula_that_users_are_told(tm
     sale = {**event_files.content()["clicks"], "window": "25s"}
     durations = {"show_window": "6s", "late_window": "4s", "clock_skew": "2s", "future": "7s"}
     made = mapping(impressions=timestamp, labels={"sale": sale}, **durations)
-    run_stream(
-        tmp_path / "log",
-        [raw("impressions", {**impression(1, 5), "shown_at": microseconds(5)}, made=made)],
-        made,
-    )
+    shown = {**impression(1, 5), "shown_at": microseconds(5)}
+    run_stream(tmp_path / "log", [raw("impressions", shown, made=made)], made)
     assert last_published(tmp_path / "log") == event_files.BEGIN_US
     assert first_needed(made.model_copy(update={"future": None}), tmp_path / "log") == 0
     closes = partition_rules(made).closes_at(event_files.BEGIN_US + LENGTH * event_files.SECOND_US)

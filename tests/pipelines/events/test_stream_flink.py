@@ -32,20 +32,24 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traffic, tmp_path):
+def test_a_job_whose_server_goes_away_ends_with_one_line_and_goes_on_from_its_checkpoint(traffic, tmp_path):
     log, events = tmp_path / "log", tmp_path / "events"
     checkpoints = tmp_path / "checkpoints"
     options = stream_jobs.checkpointed(checkpoints)
     half = len(traffic.files) // 2
     stream_jobs.copy_files(traffic.files[:half], events, age=1)
-    with (
-        java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        stream_jobs.job(log, endpoint, events, beam=options) as process,
-    ):
+    server = java_services.flink_job_server(tmp_path / "flink")
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(server)
+        process = stack.enter_context(stream_jobs.job(log, endpoint, events, beam=options))
         stream_jobs.wait(lambda: stream_jobs.manifests(log) >= 10, process)
         # It stands still when it has published what the first half closes.
         stream_jobs.stands_still(log)
         stream_jobs.next_checkpoint(checkpoints, process)
+        server.__exit__(None, None, None)
+        status, said, complaints = stream_jobs.ended(process)
+        assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
+        assert complaints.startswith("error: --beam-options: the runner cannot start, or be reached")
     assert 10 <= stream_jobs.manifests(log) < traffic.partitions
     # The open partitions' events are in the checkpoint alone.
     for path in traffic.files[:half]:
@@ -62,39 +66,4 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert event_files.published(log, ("rejects", "late")) == traffic.whole
-
-
-@pytest.mark.soak
-def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_command_with_one_line(
-    traffic, tmp_path
-):
-    log, events = tmp_path / "log", tmp_path / "events"
-    # As if nothing had been written for long: the arrivals go on with the time of day. Not so long that late events are
-    # dropped.
-    stream_jobs.copy_files(traffic.files, events, age=86_400 * 2)
-    server = java_services.flink_job_server(tmp_path / "flink")
-    with contextlib.ExitStack() as stack:
-        endpoint = stack.enter_context(server)
-        process = stack.enter_context(stream_jobs.job(log, endpoint, events, "--idle-timeout=300"))
-        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
-        before = {path.name for path in (log / "late").iterdir()}
-        # The same events once more, in a file behind all others: now all of them are late, though they say otherwise.
-        again = traffic.files[0]
-        target = events / again.parent.name / "9999.parquet"
-        target.with_suffix(".tmp").write_bytes(again.read_bytes())
-        target.with_suffix(".tmp").rename(target)
-        stream_jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
-        assert event_files.published(log, ("rejects", "late")) == traffic.whole
-        server.__exit__(None, None, None)
-        status, said, complaints = stream_jobs.ended(process)
-        assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
-        assert complaints.startswith("error: --beam-options: the runner cannot start, or be reached"), (
-            complaints
-        )
-        status, said, complaints = stream_jobs.ended(
-            stack.enter_context(stream_jobs.job(log, endpoint, events))
-        )
-        assert (status, said) == (1, "")
-        assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
     assert event_files.published(log, ("rejects", "late")) == traffic.whole

@@ -122,9 +122,8 @@ def test_a_killed_job_goes_on(traffic, broker, mapping, tmp_path, checkpoints):
         start((endpoint, expansion), broker, log, mapping, *options, slowly=True) as process,
     ):
         newest = java_services.newest_checkpoint
-        stream_jobs.wait(
-            lambda: stream_jobs.manifests(log) >= 2 and (not checkpoints or newest(folder)), process
-        )
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= 2, process)
+        stream_jobs.wait(lambda: not checkpoints or newest(folder), process)
     assert stream_jobs.manifests(log) < traffic.partitions
     settings = stream_jobs.resumed(folder) if checkpoints else {}
     with (

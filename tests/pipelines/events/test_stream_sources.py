@@ -4,7 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import apache_beam as beam
 import pytest
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
@@ -13,9 +12,8 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.read import ReadSoFar
-from ctr.pipelines.events.stream_sources import EventsInFolders, FilesTracker, FollowFiles
-from event_files import click, encode, impression, labels, mapping, microseconds, run_stream
-from raw_logs import read_rejects
+from ctr.pipelines.events.stream_sources import FilesTracker, FollowFiles
+from event_files import encode, impression, mapping, microseconds
 
 HOUR = 3600.0
 
@@ -141,33 +139,3 @@ def test_arrivals_go_on_with_the_time_of_day_when_no_file_has_come_for_long(tmp_
     empty.position = ReadSoFar(written=time.time() - 61)
     assert empty.read() == []
     assert abs(empty.watermark.micros / 1e6 - time.time()) < 60
-
-
-def test_a_damaged_file_is_one_reject_and_the_next_is_read(tmp_path):
-    (tmp_path / "impressions").mkdir()
-    (tmp_path / "impressions" / "1.jsonl.gz").write_bytes(b"no gzip")
-    put(tmp_path, "2.jsonl", [2])
-    reader = Reader(tmp_path, settle_seconds=0)
-    assert reader.read() == ["impressions/1.jsonl.gz", "impressions/2.jsonl"]
-    [reject] = reader.chunks[0].chunk.rejects
-    assert (reject.key, reject.reason) == ("file", "damaged")
-    assert reject.value.startswith("is not compressed with gzip")
-    run_stream(tmp_path / "log", reader.chunks)
-    assert len(labels(tmp_path / "log")) == 1
-    assert [reject["reason"] for reject in read_rejects(tmp_path / "log")] == ["damaged"]
-
-
-def test_beams_local_runner_reads_both_kinds_of_a_drained_folder(tmp_path):
-    put(tmp_path, "1.jsonl", [1, 2])
-    (tmp_path / "clicks").mkdir()
-    (tmp_path / "clicks" / "1.jsonl").write_bytes(encode([click(1000, 3)], "jsonl"))
-    found = tmp_path / "found"
-    with beam.Pipeline() as pipeline:
-        _ = (
-            pipeline
-            | EventsInFolders(mapping(), [tmp_path], FollowSettings(drain=True))
-            | beam.Map(
-                lambda events, path: path.open("a").write(f"{events.kind} {events.chunk.count}\n"), found
-            )
-        )
-    assert sorted(found.read_text().splitlines()) == ["clicks 1", "impressions 2"]

@@ -85,13 +85,6 @@ def assert_conserved(log: Path, progress: Progress) -> None:
     assert counts.read == inside + counts.late + counts.rejected + progress.pending
 
 
-def test_nothing_is_published_before_both_kinds_have_reached_its_end(files, tmp_path):
-    shown = [file for file in files if file[0].startswith("impressions")]
-    progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [shown, []])
-    assert (progress.published, progress.clock_us) == (0, -1)
-    assert progress.pending == progress.counts.impressions.read - progress.counts.impressions.late > 0
-
-
 @pytest.mark.parametrize(("after_us", "published"), [(-1, 0), (0, 1)])
 def test_a_partition_is_published_when_the_clock_reaches_its_close(after_us, published, tmp_path):
     closes = event_files.CLOSES + after_us / 1e6
@@ -181,10 +174,8 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
 
 def test_a_kind_whose_file_is_being_written_is_not_silent(tmp_path, monkeypatch):
     folder, looks = tmp_path / "events", [0]
-    for kind, event in {
-        "impressions": event_files.impression(1, 5),
-        "clicks": event_files.click(1, 50),
-    }.items():
+    events = {"impressions": event_files.impression(1, 5), "clicks": event_files.click(1, 50)}
+    for kind, event in events.items():
         event_files.write_files(folder, [(f"{kind}/0.jsonl", event_files.encode([event], "jsonl"))])
     os.utime(folder / "clicks" / "0.jsonl", (0, 0))
     # A second passes from look to look.

@@ -6,6 +6,7 @@ import io
 import json
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -57,38 +58,26 @@ R_ROWS = "".join(f'"{n}","u{n}",{n % 2}\n' for n in range(1, 20))
     ("content", "label", "columns"),
     [
         ("user,clicked\nu1,0\nu2,1\n", "clicked", "user clicked"),
-        ("user,clicked\nu1,0\nu2,1\n", "clicked==1", "user clicked"),
-        ("user,clicked\nu1,0\nu2,1\n", None, "user clicked"),
         # A label of a column's number says that there is no header.
         ("1,u1,0\n2,u2,1\n", "c3", "c1 c2 c3"),
-        ("u1,red,0\nu2,blue,1\nu1,red,1\n", "c3>=1", "c1 c2 c3"),
-        (",user,clicked\n0,u1,0\n1,u2,1\n", "clicked", " user clicked"),
         # A name that stands twice.
         ("user,item,item,clicked\nu1,a,x,0\nu2,b,y,1\n", "clicked", "user item item clicked"),
         # Decimal commas give as many fields in every line but the first.
         ("user;price;clicked\nu1;3,50;0\nu2;4,25;1\n", "clicked", "user price clicked"),
-        ("user;price;clicked\nu1;3,50;0\nu2;4,25;1\n", None, "user price clicked"),
         ("u1;3,50;0\nu2;4,25;1\nu3;9,75;1\n", "c3", "c1 c2 c3"),
-        ("1,5|6|7,0\n2,6|7|5,1\n", "c3", "c1 c2 c3"),
         # Names that are numbers.
         ("click,101,109_14\n0,7,1\n1,8,2\n", "click", "click 101 109_14"),
-        ("user,ad\nu1,a\nuser,ad\nu2,b\n", "ad", "user ad"),
         # Comments, Excel's line and titles come before the line that names the label.
         ("# of May\n\n#\nuser,click\nu1,0\nu2,1\n", "click", "user click"),
-        ("# of May\n\n#\nuser,click\nu1,0\nu2,1\n", None, "user click"),
         ("# of May\n#user,click\nu1,0\nu2,1\n", "click", "#user click"),
         ('"sep=;"\nuser;click\nu1;0\nu2;1\n', "click", "user click"),
         ("Clicks of May\n\nuser,ad,click\nu1,a,0\nu2,b,1\n", "click", "user ad click"),
-        ("Clicks of May\n\nuser,ad,click\nu1,a,0\nu2,b,1\n", None, "user ad click"),
-        ("user,click,\nu1,0,\nu2,1,\n", "click", "user click "),
         ("user,click\nu1,0,\nu2,1,\n", None, "user click "),
-        ("user,click,\nu1,0\nu2,1\n", "click", "user click"),
         ("user,click\ru1,0\ru2,1\r", "click", "user click"),
         ('"user","click"\n' + R_ROWS, "click", " user click"),
         # Lines that are like those of other formats.
         ("time,user,click\n2026-01-05 08:00:00,u1,0\n2026-01-05 08:01:00,u2,1\n", None, "time user click"),
         ("id|title|click\n8|Blue hat|0\n9|Red hat|1\n", None, "id title click"),
-        ("<DATE>,<CLICK>\n2026-01-05,0\n2026-01-06,1\n", None, "<DATE> <CLICK>"),
         ("user,ad,click\na::1,x::2,0\nb::1,y::2,1\n", None, "user ad click"),
     ],
 )
@@ -106,7 +95,6 @@ def test_the_line_that_names_the_label_is_the_header(tmp_path, content, label, c
 
 
 EXCEL = b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml"
-NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
 
 
 @pytest.mark.parametrize(
@@ -115,17 +103,11 @@ NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
         ({}, "no file in this folder"),
         ({"a.csv": "x,y\n1,2\n", "b.txt": "x"}, "several kinds (a.csv, b.txt)"),
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, "a.csv and b.csv have different columns: y, z"),
-        ({"a.csv": "x,y\n1,2\n3,4\n", "b.csv": "5,6\n7,8\n"}, "different columns: 5, 6, x in one alone"),
         ({"a.jsonl": "[1, 2]\n"}, "not hold one JSON object a line; allowed: one JSON object a line, as jq"),
         ({"a.csv": ""}, "is empty"),
         ({"a.csv": "\n" * 2000}, "its beginning holds no row"),
         ({"a.csv": "x\n1\n2\n"}, "has one column (x); a label and at least one feature are required"),
         ({"a.json": '{"x": {"0": 1}, "y": {"0": 1}}'}, "(x: it holds objects or lists of lists; y"),
-        ({"a.json": '{"x": [%s' % ("1, " * 200_000)}, "does not hold one JSON object a line"),
-        ({"a.txt": '[{"x": 1}, {"x": 2}]'}, "does not hold one JSON object a line"),
-        ({"a.json": '{"rows": [{"x": 1}, {"x": 2}]}'}, "rows: it holds objects"),
-        ({"a.json": '{\n"x": 1\n}\n{\n"x": 2\n}\n'}, "does not hold one JSON object a line"),
-        ({"a.json": NESTED}, "no column can be read (u: it holds objects"),
         ({"a.txt": "1 qid:3 1:1 7:0.5 # a\n0 qid:3 4:1\n"}, "the format is libsvm"),
         ({"a.txt": "1 0:3:1 1:7:0.5\n0 0:4:1\n"}, "the format is libffm"),
         ({"a.txt": "-1 |u id=3 |a ad=4\n1 0.5 'x |u id=4\n"}, "the format is Vowpal Wabbit's"),
@@ -133,9 +115,7 @@ NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
         ({"a.xml": "<rows>\n<row/>\n"}, "the format is XML or HTML"),
         ({"a.csv": "x,y\n1,2\n".encode("utf-16")}, "a.csv: is UTF-16; allowed: text in UTF-8"),
         ({"a.xlsx": EXCEL}, "an Excel workbook (.xlsx)"),
-        ({"a.orc": b"ORC\x03\x00"}, "an ORC file"),
         ({"a.tfrecord": b"\x12" + bytes(7) + b"abcd\n\x10\n\x0e"}, "a TFRecord file"),
-        ({"a.csv": b"\x80\x04\x95"}, "a Python pickle"),
         ({"a.parquet": "x,y\n1,2\n"}, "is no Parquet file, though its name ends in .parquet"),
         ({"a.csv": "größe,y\n1,2\n".encode("latin-1")}, "is not text in UTF-8 (byte 0xf6); save it as UTF-8"),
         ({"a.csv": "a,a\n1,0\n0,1\n"}, "no column can be read (a: the name stands twice in the header); all"),
@@ -153,27 +133,20 @@ def test_refused_tables(tmp_path, files, words):
     assert "/tmp/tmp" not in str(refusal.value)
 
 
-def write_part(path, rows, names):
-    """Writes some columns of rows, in the order of the names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({name: [row[name] for row in rows] for name in names}), path)
-    elif path.suffix == ".json":
-        path.write_text("".join(json.dumps({name: row[name] for name in names}) + "\n" for row in rows))
-    else:
-        lines = [names, *([str(row[name]) for name in names] for row in rows)]
-        path.write_text("".join(",".join(line) + "\n" for line in lines))
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_files_with_columns_in_another_order_or_fewer_or_none_are_one_table(tmp_path, suffix):
     folder, names = tmp_path / "in", ["ts", "user", "ad", "pos", "click"]
     rows = [(1_700_000_000 + 60 * n, f"u{n % 7}", f"a{n % 5}", n % 3, n % 4 // 3) for n in range(120)]
     rows = [dict(zip(names, row, strict=True)) for row in rows]
     first, second = (folder / f"dt=2023-11-{day}" for day in (14, 15))
-    write_part(first / f"part-1.{suffix}", rows[:40], ["ts", "user", "ad", "click"])
-    write_part(first / f"part-2.{suffix}", rows[40:80], names[::-1])
-    write_part(second / f"part-1.{suffix}", rows[80:], names)
+    for path, begin, columns in (
+        (first / f"part-1.{suffix}", 0, ["ts", "user", "ad", "click"]),
+        (first / f"part-2.{suffix}", 40, names[::-1]),
+        (second / f"part-1.{suffix}", 80, names),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = pa.Table.from_pylist(rows[begin : begin + 40]).select(columns)
+        pq.write_table(part, path) if suffix == "parquet" else pa_csv.write_csv(part, path)
     for empty in (second / f"part-2.{suffix}", folder / "_SUCCESS"):
         empty.write_bytes(b"")
     table = find_table(folder, "click")
@@ -187,7 +160,6 @@ def test_files_with_columns_in_another_order_or_fewer_or_none_are_one_table(tmp_
         assert [None if value in (None, "") else str(value) for value in found] == wanted
     found = draft_mapping(table, sample, Options(label="click"))
     assert found.content["input"]["optional"] == ["pos"]
-    assert {feature["source"] for feature in found.content["features"]} == {"user", "ad", "pos", "dt"}
     notes = "\n".join(found.notes)
     assert f"1 of 4 files are empty and are skipped: dt=2023-11-15/part-2.{suffix}" in notes
     assert "the folders of the files give the column dt" in notes

@@ -4,12 +4,10 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from ctr.data.kept_values import read_values
 from ctr.pipelines.infer.columns import decide_feature, profile_column, split_items
-from made_tables import column_of, drafted, ingested
+from made_tables import column_of
 
 ITEMS = ("art", "music", "new york", "d'or", "x-1", "food", "a.b")
 CODES = ("Ab1", "Bc2", "Cd3", "De4", "Ef5", "new york")
@@ -82,15 +80,3 @@ def test_lists_of_fractions_are_no_categories(form):
     # Whole numbers in lists of floats are items.
     whole = pa.array([[1.0, 2.0], [3.0], None] * 30, pa.list_(pa.float64()))
     assert decide_feature(profile_column("a", whole)).feature["multivalent"]
-
-
-def test_a_log_of_lists_in_brackets_has_the_items_as_values(tmp_path):
-    rows = lists(("art", "music", "new york"), longest=3)
-    label = np.random.default_rng(1).integers(0, 2, len(rows))
-    lines = [f'"{row}",{one}' for row, one in zip(rows, label, strict=True)]
-    (tmp_path / "x.csv").write_text("\n".join(["tags,click", *lines]) + "\n")
-    ingested(drafted(tmp_path / "x.csv"), tmp_path / "x.csv")
-    columns = [pq.read_table(path, columns=["tags"]) for path in (tmp_path / "log").glob("shards/*.parquet")]
-    ids = set(pa.concat_tables(columns)["tags"].combine_chunks().flatten().to_pylist())
-    values = read_values(tmp_path / "log", {"tags": ids})["tags"]
-    assert len(ids) == 3 and sorted(values.values()) == ["art", "music", "new york"]

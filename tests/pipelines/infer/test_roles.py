@@ -12,7 +12,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import find_table, read_sample
 from ctr.pipelines.infer.draft import list_labels
 from ctr.pipelines.tables.convert import parse_times
-from made_tables import becomes, drafted, ingested, reasons, write_table
+from made_tables import becomes, drafted, ingested, write_table
 
 ROWS = 1000
 SECONDS = np.random.default_rng(0).permutation(1_700_000_000 + 4000 * np.arange(ROWS)).tolist()
@@ -60,9 +60,7 @@ def test_a_click_known_by_its_time_is_a_label(tmp_path):
     times = [datetime.fromtimestamp(second, UTC) for second in SECONDS]
     clicked = [time if click else None for time, click in zip(times, CLICKS, strict=True)]
     path = table(tmp_path, clicked_at=[time and time.isoformat() for time in clicked])
-    pq.write_table(
-        pa.table({"clicked_at": clicked, "user": list(range(ROWS // 4)) * 4}), tmp_path / "x.parquet"
-    )
+    pq.write_table(pa.table({"clicked_at": clicked, "user": [*range(ROWS // 4)] * 4}), tmp_path / "x.parquet")
     for name in (path, tmp_path / "x.parquet"):
         found = drafted(name, label="clicked_at", drop=("click",) if name is path else ())
         assert found.content["label"] == {"column": "clicked_at", "op": "!=", "value": ""}
@@ -101,11 +99,6 @@ def test_the_columns_that_could_be_the_label_are_listed_with_their_shares(tmp_pa
         ("click", f"0 and 1; {share}"),
         ("sold", f"no and yes; {share}"),
         ("sold_at", "times, none in other rows; 25% positive"),
-    ]
-    write_table(path, {"grade": [n % 5 + 1 for n in range(ROWS)], "state": spelled("a", "b")})
-    assert list_labels(find_table(path, None), read_sample(find_table(path, None))) == [
-        ("grade>=3", "60% positive"),
-        ("state==b", share),
     ]
 
 
@@ -196,14 +189,12 @@ def test_values_that_stand_for_no_time_become_rejects_up_to_a_share(tmp_path):
     for given in ("when", "when=s"):
         found = drafted(path, time=given)
         assert found.content["time"] == {"column": "when", "unit": "s", "first": "1990-01-01"}
-        assert "2 of 1,000 rows have no readable time and become rejects" in reasons(found)["when"]
+        assert "2 of 1,000 rows have no readable time and become rejects" in found.columns["when"].because
     _, result = ingested(found, path)
     assert (result.examples, result.rejected) == (ROWS - 2, 2)
     message = refusal(table(tmp_path, when=[None] * 11 + SECONDS[11:]), time="when")
-    assert (
-        "--time when: 11 of 1,000 rows cannot be read, which have no value" in message
-        and "at least 99%" in message
-    )
+    assert "--time when: 11 of 1,000 rows cannot be read, which have no value" in message
+    assert "at least 99%" in message
 
 
 def test_roles_that_cannot_be(tmp_path):
@@ -213,22 +204,17 @@ def test_roles_that_cannot_be(tmp_path):
     for options, words in (
         ({"time": "when=%d.%m.%Y"}, f"--time when=%d.%m.%Y: 1,000 {unread} such as '01.02'"),
         ({"time": "when=soon"}, "'soon' names no part of a time"),
-        ({"time": "when=%Q"}, "%Q in '%Q' is no directive"),
         ({"time": "when"}, "--time when: not read as a time (1 value, e.g. 01.02); name its form with"),
         ({"time": "nothing=s"}, "--time nothing: no such column"),
         ({"label": "nothing"}, "--label nothing: no such column; the columns are user, click, when"),
         ({"label": "user>=1e9"}, "have the label 0; both 0 and 1 are required"),
         ({"label": ""}, "--label '': column: '' is not allowed"),
         ({"label": "when>yes"}, "--label 'when>yes': > compares numbers; strings allow only == and !="),
-        ({"query": "q"}, "--query q: no such column"),
         ({"session_gap": "30m"}, "--session-gap goes with --query"),
-        ({"query": "user", "session_gap": "soon"}, "--session-gap soon: a duration"),
         ({"query": "user", "session_gap": "30m"}, "--session-gap requires --time COLUMN"),
         ({"weight": "x"}, f"--weight x: 100 {unread} such as 'a' (2 values"),
-        ({"drop": ("z",)}, "--drop z: no such column"),
         ({"drop": ("user",), "query": "user"}, "--query user: --drop names the same column"),
         ({"query": "click"}, "--query click: --label names the same column"),
-        ({"weight": "click"}, "--weight click: --label names the same column"),
         ({"drop": ("user", "x", "few")}, "no column is left as a feature ("),
         ({"query": "few"}, f"--query few: 500 {unread} which have no value"),
     ):

@@ -3,7 +3,6 @@
 import math
 import operator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -11,19 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import raw_logs
 from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.convert import (
-    mix_ids,
-    parse_ids,
-    parse_labels,
-    parse_numbers,
-    parse_times,
-    parse_weights,
-)
+from ctr.pipelines.tables.convert import parse_ids, parse_labels, parse_times, parse_weights
 from ctr.pipelines.tables.examples import Verdict
 from ctr.pipelines.tables.input_files import Chunk
 
@@ -50,25 +41,6 @@ def labels_of(values, rule, kind=None):
 
 def since_1970(moment):
     return (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
-
-
-def test_numbers_of_text_and_of_other_types():
-    texts = ["1", "-2.5", "1e3", "", None, " 7 ", "  ", "x", "1,000", "0x10", "nan", "inf"]
-    values, bad = parse_numbers(pa.array(texts))
-    assert [text for text, wrong in zip(texts, bad, strict=True) if wrong] == ["x", "1,000", "0x10"]
-    converted = values.to_pylist()
-    assert converted[:6] == [1.0, -2.5, 1000.0, None, None, 7.0]
-    assert math.isnan(converted[-2]) and converted[-1] == math.inf
-    for column, expected in (
-        (pa.array([1, None], pa.uint8()), [1.0, None]),
-        (pa.array([1.5], pa.float32()), [1.5]),
-        (pa.array([True, False]), [1.0, 0.0]),
-        (pa.array([Decimal("1.25")]), [1.25]),
-        (pa.nulls(2), [None, None]),
-    ):
-        assert parse_numbers(column)[0].to_pylist() == expected
-    with pytest.raises(InputError, match="of type list"):
-        parse_numbers(pa.array([[1]]))
 
 
 def test_times_by_unit():
@@ -241,14 +213,6 @@ def test_ids_of_other_types_agree_with_their_text():
     assert checked(parse_ids(pa.nulls(1))) == [BAD]
     with pytest.raises(InputError, match="ids are whole numbers or text"):
         parse_ids(pa.array([1.5]))
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-def test_mixed_ids_are_those_of_whole_number_arithmetic(parts):
-    assert mix_ids(*parts).tolist() == [raw_logs.plain_mix(*parts)]
-    # Of a value and columns, row by row.
-    rows = mix_ids(parts[0], *[np.array([part, 1]) for part in parts[1:]])
-    assert rows.tolist()[0] == raw_logs.plain_mix(*parts)
 
 
 # What clocks in Berlin show around both ends of summer time, with the instants in UTC: none, one, or two of them.

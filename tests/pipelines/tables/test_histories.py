@@ -29,11 +29,7 @@ HISTORIES = {
     "old": {"after": "1d", "within": "2d", "last": 3},
 }
 AFTER_US = {"recent": 600 * SECOND_US, "shown": 0, "old": DAY * SECOND_US}
-WITHIN_US = {
-    "recent": 30 * DAY * SECOND_US,
-    "shown": 3 * DAY * SECOND_US,
-    "old": 2 * DAY * SECOND_US,
-}
+WITHIN_US = {name: days * DAY * SECOND_US for name, days in {"recent": 30, "shown": 3, "old": 2}.items()}
 
 
 def make_mapping(**changes):
@@ -64,16 +60,8 @@ def make_rows(count=450, seed=0):
         for _ in range(3):
             item = source.choice(["", *(f"i{number}" for number in range(30))])
             click = int(source.random() < 0.4)
-            rows.append(
-                {
-                    "id": len(rows) + 1,
-                    "time": time,
-                    "query": query,
-                    "user": user,
-                    "item": item,
-                    "click": click,
-                }
-            )
+            row = {"id": len(rows) + 1, "time": time, "query": query, "user": user, "item": item}
+            rows.append({**row, "click": click})
     return rows
 
 
@@ -199,13 +187,10 @@ def test_a_history_of_other_features_is_refused():
 
 # ---------------------------------------------------------------- events
 
+LIKED = {"by": "color", "of": "color", "after": "120s", "last": 5}
 EVENT_FEATURES = [
     {"name": "color", "kind": "category", "source": "color"},
-    {
-        "name": "liked",
-        "kind": "category",
-        "history": {"by": "color", "of": "color", "after": "120s", "last": 5},
-    },
+    {"name": "liked", "kind": "category", "history": LIKED},
 ]
 DRAIN = FollowSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 
@@ -225,9 +210,7 @@ def test_every_driver_of_events_gives_the_same_histories(tmp_path):
     manifests = [manifest for manifest in read_manifests(logs[0]) if manifest.shards]
     rows = [row for manifest in manifests for row in rows_of(logs[0], manifest).to_pylist()]
     shards = {entry.file for manifest in read_manifests(logs[0]) for entry in manifest.shards}
-    assert {
-        path.relative_to(logs[0] / "shards").as_posix() for path in (logs[0] / "shards").rglob("*.parquet")
-    } == shards
+    assert {path.name for path in (logs[0] / "shards").rglob("*.parquet")} == shards
     for row in rows:
         own = by_id[row["example_id"]]
         earlier = [
@@ -243,7 +226,5 @@ def test_every_driver_of_events_gives_the_same_histories(tmp_path):
 
 def test_clicks_that_may_still_come_are_not_listed():
     early = {"name": "liked", "kind": "category", "history": {"by": "color", "of": "color", "after": "1s"}}
-    with pytest.raises(
-        InputError, match=r"clicks come up to click_window, .* after their query; allowed: at least that"
-    ):
+    with pytest.raises(InputError, match=r"clicks come up to click_window, .*; allowed: at least that"):
         event_files.mapping(features=[EVENT_FEATURES[0], early])

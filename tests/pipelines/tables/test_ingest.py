@@ -1,5 +1,6 @@
 """Whole ingests: against a plain-Python one, in any form, order and block size, and in parts."""
 
+import functools
 import json
 import random
 import sys
@@ -39,9 +40,8 @@ def sort_by_time(rows):
 def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features):
     rows = raw_logs.make_rows(150)
     path = raw_logs.write_rows(tmp_path / "in", rows, suffix)
-    mapping = raw_logs.make_mapping(
-        input={"type": suffix}, query=raw_logs.QUERIES[query], features=FEATURES[features]
-    )
+    changes = {"query": raw_logs.QUERIES[query], "features": FEATURES[features]}
+    mapping = raw_logs.make_mapping(input={"type": suffix}, **changes)
     content, progress = path.read_bytes(), []
     result = ingest(mapping, [path], tmp_path / "log", progress=progress.append, block_bytes=4000)
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
@@ -59,12 +59,17 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features)
     assert path.read_bytes() == content and len(list(path.parent.iterdir())) == 2
 
 
-def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks(tmp_path):
+def test_the_log_depends_neither_on_the_format_nor_on_the_order_nor_on_blocks_nor_on_spills(
+    tmp_path, monkeypatch
+):
     rows = sort_by_time(raw_logs.make_rows(200, seed=3))
     logs = []
     for number, suffix in enumerate(["csv.gz", "tsv.zst", "jsonl.gz", "parquet"]):
         path = raw_logs.write_rows(tmp_path / f"in{number}", rows, suffix)
         mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **GROUPED)
+        # Rows wait in memory, some of them, or all on disk.
+        spill = functools.partial(PartitionSpill, buffer_bytes=(1 << 20, 3000, 0, 0)[number])
+        monkeypatch.setattr("ctr.pipelines.tables.ingest.PartitionSpill", spill)
         ingest(mapping, [path], tmp_path / f"log{number}", block_bytes=1 << 20 if number % 2 else 5000)
         logs.append(raw_logs.log_bytes(tmp_path / f"log{number}"))
         random.Random(number).shuffle(rows)
@@ -177,14 +182,11 @@ def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
         names = [f"f{number}" for number in range(count)]
         features = [{"name": name, "kind": "category", "source": name} for name in names]
         mapping = {"input": {"type": "csv"}, "time": {"column": "time", "unit": "s"}, "label": "click"}
-        (tmp_path / "mapping.yaml").write_text(
-            json.dumps({**mapping, "partition": "1d", "features": features})
-        )
-        rows = [
-            ["time", "click", *names],
-            *([1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)),
-        ]
-        (tmp_path / "rows.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+        mapping |= {"partition": "1d", "features": features}
+        (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
+        rows = [[1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)]
+        lines = [",".join(map(str, row)) for row in (["time", "click", *names], *rows)]
+        (tmp_path / "rows.csv").write_text("\n".join(lines))
         calls[count] = 0
 
         def count_call(frame, event, argument, count=count):

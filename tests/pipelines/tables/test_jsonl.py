@@ -16,9 +16,8 @@ from ctr.pipelines.tables.jsonl import JsonlReader
 def read(path, lines, block_bytes=1 << 20):
     """The chunks of a file: ``n`` is only read as a number, ``t`` as text, ``l`` as a list."""
     path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return list(
-        JsonlReader(["n", "t", "l"], ["n"], {"l": "|"}).read(SourceFile(0, path, path.name), block_bytes)
-    )
+    reader = JsonlReader(["n", "t", "l"], ["n"], {"l": "|"})
+    return list(reader.read(SourceFile(0, path, path.name), block_bytes))
 
 
 def test_lists_beside_single_values_need_one_separator(tmp_path):
@@ -38,9 +37,8 @@ def meaning(chunks):
         if pa.types.is_list(lists.type):
             items = lists.cast(pa.list_(pa.string())).to_pylist()
         else:
-            items = [
-                None if text is None else text.split("|") for text in lists.cast(pa.string()).to_pylist()
-            ]
+            joined = lists.cast(pa.string()).to_pylist()
+            items = [None if text is None else text.split("|") for text in joined]
         cells += zip(chunk.rows.tolist(), numbers, texts, items, strict=True)
     return cells
 
@@ -96,22 +94,15 @@ def test_blocks_mean_what_their_lines_mean(tmp_path, lines):
         n = content.get("n")
         assert number == (None if n in (None, "") else float(n))
         t = content.get("t")
-        assert text == (
-            t if t is None or isinstance(t, str) else json.dumps(t) if isinstance(t, bool) else str(t)
-        )
+        spelled = json.dumps(t) if isinstance(t, bool) else str(t)
+        assert text == (t if t is None or isinstance(t, str) else spelled)
 
 
 def test_plain_blocks_take_the_fast_way(tmp_path, monkeypatch):
     monkeypatch.setattr(JsonlReader, "_slow", None)
-    lines = [
-        dump({"n": 1.5, "t": "2020-01-01 10:00:00", "l": ["a"]}),
-        b"",
-        dump({"n": 2, "t": None, "l": []}),
-    ]
-    assert meaning(read(tmp_path / "x", lines)) == [
-        (1, 1.5, "2020-01-01 10:00:00", ["a"]),
-        (3, 2.0, None, []),
-    ]
+    first = {"n": 1.5, "t": "2020-01-01 10:00:00", "l": ["a"]}
+    found = meaning(read(tmp_path / "x", [dump(first), b"", dump({"n": 2, "t": None, "l": []})]))
+    assert found == [(1, 1.5, "2020-01-01 10:00:00", ["a"]), (3, 2.0, None, [])]
 
 
 def test_lines_may_be_longer_than_a_block_and_lack_the_last_end(tmp_path):

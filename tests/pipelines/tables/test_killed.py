@@ -14,6 +14,7 @@ from killed_command import run_killed_command
 
 FIRST = 1_600_041_600
 HISTORY = {"by": "visitor", "of": "shop", "after": "0s", "where": "all", "last": 5}
+BY_ROW = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 600_000_000}}
 KEYS = {
     "histories": {
         "query": raw_logs.QUERIES["column"],
@@ -30,11 +31,7 @@ KEYS = {
         "keep_values": ["visitor", "labels"],
     },
     "session": {},
-    "row_order": {
-        "time": {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 600_000_000}},
-        "query": None,
-        "example_id": None,
-    },
+    "row_order": {"time": BY_ROW, "query": None, "example_id": None},
 }
 SHARD, HELD = ("rename.after", 1, "/shards/"), ("rename.after", 1, "/held-")
 PUBLISHED, COMMITTED = ("link.after", 1, "/manifests/"), ("rename.after", 2, "/state.json")
@@ -81,7 +78,7 @@ def content(files):
 
 
 # Every key and every place once.
-KILLS = [
+MORE_KILLS = [
     ("histories", HISTORIES),
     ("keep_values", ("rename.after", 1, "/values/")),
     ("session", HELD),
@@ -90,10 +87,10 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "kill"),
-    [("histories", SHARD), *(pytest.param(*case, marks=pytest.mark.slow) for case in KILLS)],
-)
+KILLS = [("histories", SHARD), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_KILLS)]
+
+
+@pytest.mark.parametrize(("key", "kill"), KILLS)
 def test_a_killed_append_is_made_good_by_the_same_command_at_once_and_after_another_day(
     logs, key, kill, tmp_path
 ):
@@ -160,10 +157,8 @@ def test_two_appends_at_once_wait_for_each_other(logs, tmp_path):
     for files in (["day0"], ["day1"], []):
         assert main(command("histories", log, *files)) == 0
     assert main(["inspect", str(log)]) == 0
-    wanted, found = (
-        {name for name in files if name.startswith("manifests")}
-        for files in (undisturbed("histories"), raw_logs.log_bytes(log))
-    )
+    both = undisturbed("histories"), raw_logs.log_bytes(log)
+    wanted, found = ({name for name in files if name.startswith("manifests")} for files in both)
     assert found == wanted
 
 
@@ -171,10 +166,8 @@ def test_two_appends_at_once_wait_for_each_other(logs, tmp_path):
 @pytest.mark.parametrize("kill", [SHARD, HISTORIES])
 def test_a_killed_join_of_events_with_histories_and_values_is_made_good_by_the_same_command(kill, tmp_path):
     history = {"by": "color", "of": "color", "after": "120s", "last": 5}
-    features = [
-        {"name": "color", "kind": "category", "source": "color"},
-        {"name": "liked", "kind": "category", "history": history},
-    ]
+    color, liked = {"name": "color", "source": "color"}, {"name": "liked", "history": history}
+    features = [{"kind": "category", **feature} for feature in (color, liked)]
     mapping = event_files.content(features=features, keep_values=["color"])
     (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
     event_files.write_events(tmp_path / "events", event_files.draw_events(60), files=1)

@@ -26,9 +26,7 @@ def test_unlikely_times_are_named(tmp_path, unit, now, warning):
     assert all(re.match(warning, one) for one in raw_logs.other_warnings(result))
 
 
-HOURS = [
-    f"2025-10-26T{hour:02d}:{minute:02d}:00" for hour in (0, 1, 2, 2, 3, 4) for minute in range(0, 60, 10)
-]
+HOURS = [f"2025-10-26T{hour:02d}:{m:02d}:00" for hour in (0, 1, 2, 2, 3, 4) for m in range(0, 60, 10)]
 
 
 @pytest.mark.parametrize(

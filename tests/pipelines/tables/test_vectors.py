@@ -51,18 +51,15 @@ GOOD = [(price, vector) for price, vector, is_bad in ROWS if not is_bad]
 
 def write(folder: Path, kind: str) -> Path:
     keys = [{"t": 1_700_000_000 + row, "user": f"u{row}", "y": row % 2} for row in range(len(ROWS))]
-    rows = [
-        {**key, "price": price, "image": vector} for key, (price, vector, _) in zip(keys, ROWS, strict=True)
-    ]
+    values = [{"price": price, "image": vector} for price, vector, _ in ROWS]
+    rows = [{**key, **value} for key, value in zip(keys, values, strict=True)]
     path = folder / f"rows.{kind}"
     if kind == "csv":
         with path.open("w", newline="") as file:
-            lines = csv.DictWriter(file, rows[0])
-            lines.writeheader()
-            shown = ("" if row["image"] is None else json.dumps(row["image"]) for row in rows)
-            lines.writerows(
-                {**row, "image": "" if one == "[]" else one} for row, one in zip(rows, shown, strict=True)
-            )
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({**row, "image": json.dumps(row["image"]) if row["image"] else ""})
     elif kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
@@ -111,9 +108,8 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
 
 def test_shards_of_long_vectors_have_fewer_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "MOST_VALUES", 13)
-    ingest(
-        mapping_of("jsonl"), [write(tmp_path, "jsonl")], tmp_path / "log", max_reject_share=0.5, now_us=NOW
-    )
+    path = write(tmp_path, "jsonl")
+    ingest(mapping_of("jsonl"), [path], tmp_path / "log", max_reject_share=0.5, now_us=NOW)
     (manifest,) = read_manifests(tmp_path / "log")
     assert [one.rows for one in manifest.shards] == [2, 2, 2]
 
