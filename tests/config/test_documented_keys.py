@@ -3,7 +3,6 @@
 import re
 
 from ctr.config import parse_model
-from ctr.config.kinds import CONFIGS
 from ctr.io.documents import parse_yaml
 from ctr.training.config import TrainConfig
 
@@ -19,15 +18,6 @@ def test_every_environment_variable_is_documented(root):
     names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition(")")[0]))
     assert {"TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS"} < names
     assert {name for name in names if f"`{name}`" not in page} == set()
-
-
-def test_the_page_names_what_the_commands_take(root):
-    page = (root / "docs" / "reference" / "configuration.md").read_text()
-    assert f"[--kind {'|'.join(CONFIGS)}]" in page
-    assert all(
-        f"`ctr completion {shell}`" in page or f"ctr completion {shell} >" in page
-        for shell in ("bash", "zsh", "fish")
-    )
 
 
 def test_the_configurations_in_the_pages_about_shampoo_are_valid(root):

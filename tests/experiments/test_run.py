@@ -311,19 +311,6 @@ def test_command_line(stand_in, monkeypatch, capfd):
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err
 
 
-@pytest.mark.soak
-def test_costs_of_real_models(made_log):
-    content = EXPERIMENT["config"]
-    wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}
-    found = measure(made_log, {"narrow": content, "wide": wide}, "narrow", 2)
-    for cost in found.values():
-        assert 0 < cost["inference_flops"] < cost["train_flops"]
-        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0 and len(cost["step_ratio"]) == 3
-    assert found["narrow"]["step_ratio"] == [1, 1, 1]
-    assert found["wide"]["inference_flops"] > 5 * found["narrow"]["inference_flops"]
-    assert 128 < found["narrow"]["batch_rows"] <= 256
-
-
 def test_rows_of_pairs_are_counted(made_log):
     """Their table has the rows of all features, and one for each two ids that are together in a row."""
     sets = {"linear": ["linear"], "both": ["linear", "pairs"]}

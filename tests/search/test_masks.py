@@ -13,7 +13,7 @@ from ctr.models.click_model import TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
-from ctr.search.masks import MaskedPart, candidate_weights, masked, masks_of, passed_over
+from ctr.search.masks import MaskedPart, candidate_weights, masks_of, passed_over
 from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
@@ -221,22 +221,3 @@ def test_masks_of_ones_change_no_bit():
             found.append([logits, *gradients])
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-def test_each_layer_may_read_the_last_present_one_before_it():
-    assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
-    assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
-    assert passed_over([(5,), (4,)]) == ((), (), ())
-    own = masks_of(Shape((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
-    # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
-    matrices = ("quality_head", *(f"quality/head_from_{source}" for source in (2, 1, 0)))
-    assert [own[f"columns/{name}"].tolist() for name in matrices] == [[0], [0], [1], [0]]
-
-
-def test_a_mask_takes_gradients_of_another_dtype():
-    values, mask = tf.constant([1.5, 2.5], tf.bfloat16), tf.constant([1.0, 0.0])
-    with tf.GradientTape() as tape:
-        tape.watch(values)
-        result = masked(values, mask)
-    np.testing.assert_array_equal(tf.cast(result, tf.float32), [1.5, 0])
-    np.testing.assert_array_equal(tape.gradient(result, values, tf.constant([3.0, 4.0])), [3, 0])

@@ -380,9 +380,7 @@ class TestPublishing:
         ("version", "key", "change"),
         [
             (5, "schema", lambda schema: schema.update(changed=1)),
-            (1000, "config", lambda config: config.update(changed=1)),
             (1000, "logs", lambda logs: logs[0].update(sha256="1" * 64)),
-            (5, "logs", lambda logs: logs.append({"log": "x", "intervals": 1, "sha256": "1" * 64})),
             # Further on in the same run a log's hash is of more intervals.
             (1000, "", lambda metadata: metadata["logs"][0].update(intervals=2, sha256="1" * 64)),
         ],

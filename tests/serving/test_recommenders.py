@@ -111,18 +111,17 @@ def test_other_models_are_refused(case, tmp_path, kind, what):
         RecommendersModel.from_run(tmp_path / "nowhere")
 
 
+WITHOUT = (
+    "import os, sys; os.environ['TF_USE_LEGACY_KERAS'] = '1'; sys.modules['tensorflow_recommenders'] = None"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (
-            "",
-            "requires Keras 2, as tensorflow-recommenders does: set TF_USE_LEGACY_KERAS=1 before TensorFlow",
-        ),
-        (
-            "import os, sys; os.environ['TF_USE_LEGACY_KERAS'] = '1'; sys.modules['tensorflow_recommenders'] = None",
-            'requires tensorflow_recommenders: pip install "clicktrain[train,tfrs]"',
-        ),
+        ("", "requires Keras 2, as tensorflow-recommenders does: set TF_USE_LEGACY_KERAS=1 before"),
+        (WITHOUT, 'requires tensorflow_recommenders: pip install "clicktrain[train,tfrs]"'),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(fresh_python, root, before, message):
