@@ -23,7 +23,6 @@ from ctr.training.feed import make_feed
 from ctr.training.run.position import Passed, Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
-from ctr.workers.row_variables import row_count
 
 # Columns with names that no function's argument can have, too.
 FEATURES: list[dict[str, Any]] = [
@@ -42,17 +41,8 @@ FEATURES: list[dict[str, Any]] = [
 ]
 SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
 # The ids of all hashed features but one grow.
-GROWING = parse_model(
-    Schema,
-    {
-        "features": [
-            {key: value for key, value in one.items() if key != "buckets" or one["name"] == "item"}
-            for one in FEATURES
-        ]
-    },
-    "test",
-)
-
+GROWN = [{k: v for k, v in one.items() if k != "buckets" or one["name"] == "item"} for one in FEATURES]
+GROWING = parse_model(Schema, {"features": GROWN}, "test")
 # Numbers that the network reads as they are, in both towers.
 NUMBERS = parse_model(
     Schema,
@@ -100,7 +90,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "linear and network": {**RELU, **TWO},
     "all experts": {**RELU, **ALL},
     "linear and pairs": {**NO_LAYERS, "experts": ["linear", "pairs"]},
-    "network and pairs": {**RELU, "experts": ["network", "pairs"]},
     "attention": {**NETWORK, **ALL, "init_scale": 1.0, "pooling": {"tags": {"kind": "target", "of": "user"}}},
     "logistic": {**NO_LAYERS, "experts": ["linear"]},
     "ensemble": {**WIDE, **TWO, "ensemble": {"components": 2}},
@@ -113,7 +102,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
-MODELS |= {"numbers": MODELS["linear and network"], "numbers by tower": MODELS["factorized ensemble"]}
+MODELS["numbers by tower"] = MODELS["factorized ensemble"]
 SCHEMAS = {name: NUMBERS if name.startswith("numbers") else SCHEMA for name in MODELS}
 TRAINED_EXAMPLES = 60
 BATCH_ROWS = 64
@@ -210,18 +199,13 @@ def randomize(state: TrainState, seed: int) -> None:
         table.assign(rng.normal(0, 0.4, table.numpy().shape))
     for weight in state.dense:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
-    move_experts(state, rng)
-    if state.statistics is not None:
-        state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
-
-
-def move_experts(state: TrainState, rng: np.random.Generator) -> None:
-    """Changes biases, offsets and gates."""
     for weight in state.experts.weights.values():
         values = rng.normal(-1, 0.2, weight.shape)
         if values.ndim:
             values[1:] = rng.uniform(0.3, 0.7, len(values) - 1)
         weight.assign(values)
+    if state.statistics is not None:
+        state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
 
 
 def make_snapshot(
@@ -304,30 +288,11 @@ def make_case(
 
 @dataclass
 class GrowingRun:
-    """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn."""
+    """A run without a log, whose features are those of ``GROWING``."""
 
     config: TrainConfig
     state: TrainState
     folder: Path
-
-    def learn(self, raw: dict[str, list[Any]]) -> None:
-        """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
-        before = [row_count(table) for table in self.state.tables.weights]
-        learn_ids(self.state, self.config, log_rows(raw, GROWING))
-        for number, (table, old) in enumerate(zip(self.state.tables.weights, before, strict=True)):
-            values = table.numpy()
-            values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
-            table.assign(values)
-
-    def move(self, seed: int) -> None:
-        """Changes all weights."""
-        rng = np.random.default_rng(seed)
-        for table in self.state.tables.weights:
-            values = table.numpy()
-            table.assign(values + rng.normal(0, 0.4, values.shape))
-        for weight in self.state.dense:
-            weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
-        move_experts(self.state, rng)
 
     def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
         return trainer_logit(self.state, self.config, log_rows(raw, GROWING))
@@ -336,20 +301,14 @@ class GrowingRun:
         return make_snapshot(self.state, self.config, GROWING, self.folder, examples)
 
 
-def make_growing_run(folder: Path, model: str = "plain", learned: int = 0) -> GrowingRun:
-    """A run that has learned from so many rows, in float32."""
-    content = {
-        "model": MODELS[model],
-        "compute_dtype": "float32",
-        "batch": {"rows": BATCH_ROWS},
-        "ids": {"shared_rows": 3},
-    }
-    config = parse_model(TrainConfig, content, "test")
-    run = GrowingRun(config, TrainState(config.table_layouts(GROWING), config, "float32"), folder)
-    if learned:
-        run.learn(draw_raw(learned))
-        run.move(seed=1)
-    return run
+def make_growing_run(folder: Path, model: str, learned: int) -> GrowingRun:
+    """A run in float32 that has learned which ids so many rows have; its weights are drawn."""
+    content = {"compute_dtype": "float32", "batch": {"rows": BATCH_ROWS}, "ids": {"shared_rows": 3}}
+    config = parse_model(TrainConfig, {**content, "model": MODELS[model]}, "test")
+    state = TrainState(config.table_layouts(GROWING), config, "float32")
+    learn_ids(state, config, log_rows(draw_raw(learned), GROWING))
+    randomize(state, seed=1)
+    return GrowingRun(config, state, folder)
 
 
 def saved_variables(model: Path) -> list[np.ndarray]:

@@ -58,7 +58,7 @@ def test_beside_other_experts_it_is_the_network(case):
 
 @pytest.mark.slow
 def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
-    run = make_growing_run(tmp_path / "run", learned=40)
+    run = make_growing_run(tmp_path / "run", "plain", learned=40)
     model, raw = RecommendersModel(run.snapshot(100)), draw_raw(50, seed=3, unknown=True)
     logit = model(ids_of_rows(GROWING, log_rows(raw, GROWING))).numpy()
     np.testing.assert_allclose(logit, run.score(raw), rtol=1e-5, atol=1e-5)
