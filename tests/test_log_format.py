@@ -6,8 +6,6 @@ import logging
 import pytest
 
 from ctr.cli import main
-from ctr.cli_output import LINE_SECONDS, Bar
-from ctr.io.log_lines import log_format
 from ctr.loading import load_tensorflow
 from small_runs import INTERVALS, draw_examples, publish
 
@@ -100,17 +98,3 @@ def test_wrong_usage(capfd, words, reason):
     (line,) = read(capfd.readouterr().err)
     assert line["exit_status"] == 2 and line["level"] == "error"
     assert reason in line["message"] and "; Usage: ctr " in line["message"]
-
-
-def test_progress_is_a_line_a_minute(capfd):
-    now = [0.0]
-    with log_format("json"):
-        bar = Bar(1000, "examples", clock=lambda: now[0])
-        for position in (100, 200, 300):
-            now[0] += LINE_SECONDS
-            bar(position)
-        bar.close()
-    lines = read(capfd.readouterr().err)
-    assert [line["message"].partition(" (")[0] for line in lines] == [
-        f"{count} of 1,000 examples" for count in (100, 200, 300)
-    ]

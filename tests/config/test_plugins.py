@@ -258,19 +258,6 @@ def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
         check_rules(schema.model_copy(update={"derive": {"y": rule}}))
 
 
-@pytest.mark.slow
-def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, tmp_path):
-    assert train(log, tmp_path / "old", time_range={"end": "2020-09-13T12:36:40Z"}) == 0
-    for width, status in ((8, "taken"), (9, "fresh")):
-        model = {**CONFIG["model"], "network": {"gated_layer": {"width": width}}}
-        new = tmp_path / f"new-{width}"
-        assert train(log, new, "--init-from", str(tmp_path / "old"), model=model) == 0
-        table = json.loads((new / "init_from.json").read_text())["table"]
-        found = {entry["name"]: entry["status"] for entry in table if "network/" in entry["name"]}
-        names = (f"quality/network/{name}" for name in ("values", "bias", "gates"))
-        assert found == dict.fromkeys(names, status)
-
-
 RULE = """
 import sys
 from ctr.data.derived import ColumnRule

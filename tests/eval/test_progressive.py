@@ -59,11 +59,8 @@ def test_summary_of_a_log(make_log):
         low, high = summary[f"{name}_ci95"]
         assert low < summary[name] < high
     assert len(summary["calibration_buckets"]) == 10
-    means = ["low", "high", "weight", "mean_label", "mean_prediction", "bias", "calibration_ratio"]
-    assert list(summary["calibration_buckets"][0]) == [*means, "calibration_ratio_ci95", "bias_ci95"]
     by_size = summary["per_query_auc_by_size"]
     assert [row["size"] for row in by_size] == ["2", "3-4", "5-8", "9-16"]
-    assert list(by_size[0]) == ["size", "queries", "auc", "auc_ci95"]
     assert sum(row["queries"] for row in by_size) == summary["queries_scored"]
     assert summary["calibration_slices"] == {}
 

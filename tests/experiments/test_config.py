@@ -156,18 +156,13 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
         (tmp_path / "plan.json").write_text(json.dumps(content))
         assert json.dumps(read_plan(tmp_path).as_json()) == json.dumps(written)
     arms = {arm["name"]: arm for arm in written["arms"]}
-    assert written["baseline"] == "baseline"
     against = [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")]
     assert against == [None, "baseline", "student", "baseline"]
     assert (arms["baseline"]["title"], arms["student"]["title"]) == ("DCNv2", "student")
-    assert arms["smelu"]["paper"] == {"pd": "-10%"}
     assert (arms["low@narrow"]["of"], arms["low@narrow"]["point"]) == ("low", "narrow")
-    assert (arms["low"]["of"], arms["low"]["point"]) == (None, None)
-    assert arms["low@narrow"]["set"] == {"model.deep.units": [8]}
     folders = [run["folder"] for arm in written["arms"] for run in arm["runs"]]
     assert len(set(folders)) == len(folders) == 12
     assert arms["smelu"]["runs"][0]["folder"].startswith("runs/smelu-seed-3-")
-    assert [*written["teachers"]] == ["wide"]
 
 
 def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -228,12 +227,9 @@ def test_metadata(case, exported):
     assert metadata["logs"] == [{"log": "", "intervals": 1, "sha256": "0" * 64}]
     assert metadata["model"]["alpha2"] == 0.5
     assert metadata["model"]["experts"] == ["network"]
-    versions_of = {"tensorflow": tf.__version__, "python": sys.version.split()[0]}
-    assert metadata["versions"].items() >= versions_of.items()
-    assert metadata["signatures"]["predict"]["inputs"]["user_id"] == {
-        "column": "user:id", "dtype": "string", "shape": [-1],
-    }  # fmt: skip
-    assert exported().name == "123"
+    assert metadata["versions"]["tensorflow"] == tf.__version__
+    user = metadata["signatures"]["predict"]["inputs"]["user_id"]
+    assert user == {"column": "user:id", "dtype": "string", "shape": [-1]} and exported().name == "123"
     # Towers take the columns of their own features; a cross in one needs what it is made of.
     signatures = read_metadata(exported("factorized"))["signatures"]
     columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in ("quality", "ui")}
