@@ -1,4 +1,4 @@
-"""Raw rows with features of every kind, models of every kind, and a run whose ids grow."""
+"""Raw rows with features of every kind, and models of every kind."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +102,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
-MODELS["numbers by tower"] = MODELS["factorized ensemble"]
-SCHEMAS = {name: NUMBERS if name.startswith("numbers") else SCHEMA for name in MODELS}
+SCHEMAS = dict.fromkeys([*MODELS, "labeled"], SCHEMA) | {
+    "numbers by tower": NUMBERS,
+    "growing": GROWING,
+    "growing network": GROWING,
+}
+MODELS |= {name: MODELS["factorized ensemble"] for name in ("numbers by tower", "growing")}
+MODELS |= {"growing network": NETWORK, "labeled": MODELS["ensemble of all"]}
+# Names of labels that end as those of layers do.
+LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
 TRAINED_EXAMPLES = 60
 BATCH_ROWS = 64
 
@@ -174,11 +181,6 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
     times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else row
     add_derived(schema.derive, columns, times, Verdict(Chunk(0, table, row, [])))
     return pack_table(schema, keys, pa.table(columns))
-
-
-def log_rows(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> Rows:
-    """The same as rows that a log's reader returns."""
-    return rows_of_table(packed_table(raw, schema), schema, 0)
 
 
 def packed_ids(rows: Rows) -> dict[str, np.ndarray]:
@@ -272,43 +274,19 @@ def make_case(
         "model": model,
         "compute_dtype": compute_dtype,
         "objective": {"ranking": ranking, "labels": labels or {}},
+        "ids": {"shared_rows": 3} if schema is GROWING else {},
     }
     config = parse_model(TrainConfig, {**content, "batch": {"rows": BATCH_ROWS}}, "test")
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
     state = TrainState(config.table_layouts(schema), config, compute_dtype)
     packed = rows_of_table(table, schema, 0)
-    # Of pairs, the ids of the first rows alone have rows of their own.
+    # Of ids that grow and of pairs, those of the first rows alone have rows of their own.
     learn_ids(state, config, packed.slice(0, rows // 2))
     randomize(state, examples)
     logit, *of_labels = trainer_logits(state, config, packed)
     snapshot = make_snapshot(state, config, schema, folder, examples)
     return Case(raw, logit, snapshot, state, table, tuple(of_labels))
-
-
-@dataclass
-class GrowingRun:
-    """A run without a log, whose features are those of ``GROWING``."""
-
-    config: TrainConfig
-    state: TrainState
-    folder: Path
-
-    def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
-        return trainer_logit(self.state, self.config, log_rows(raw, GROWING))
-
-    def snapshot(self, examples: int) -> Snapshot:
-        return make_snapshot(self.state, self.config, GROWING, self.folder, examples)
-
-
-def make_growing_run(folder: Path, model: str, learned: int) -> GrowingRun:
-    """A run in float32 that has learned which ids so many rows have; its weights are drawn."""
-    content = {"compute_dtype": "float32", "batch": {"rows": BATCH_ROWS}, "ids": {"shared_rows": 3}}
-    config = parse_model(TrainConfig, {**content, "model": MODELS[model]}, "test")
-    state = TrainState(config.table_layouts(GROWING), config, "float32")
-    learn_ids(state, config, log_rows(draw_raw(learned), GROWING))
-    randomize(state, seed=1)
-    return GrowingRun(config, state, folder)
 
 
 def saved_variables(model: Path) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
 from ctr.data.reader import rows_of_table
+from ctr.eval.arrays import sigmoid
 from ctr.io.errors import InputError
 from ctr.io.files import hold
 from ctr.serving import export
@@ -23,6 +24,7 @@ from ctr.training.config import ExportConfig
 from ctr.training.state import dense_weights
 from fault_points import Counting, watching
 from model_cases import (
+    GROWING,
     MODELS,
     SCHEMA,
     Case,
@@ -46,6 +48,8 @@ AGREEING = [
         for model, dtype in (
             ("attention", "float32"),
             ("factorized", "float32"),
+            ("growing", "float32"),
+            ("labeled", "float32"),
             ("numbers by tower", "float32"),
             ("ensemble", "float32"),
             ("linear and network", "bfloat16"),
@@ -54,7 +58,6 @@ AGREEING = [
     *(
         pytest.param(model, dtype, marks=SOAK)
         for model, dtype in (
-            ("ensemble of all", "float32"),
             ("factorized beside others", "bfloat16"),
             ("factorized ensemble", "bfloat16"),
             ("linear and pairs", "float32"),
@@ -113,7 +116,11 @@ def check_agreement(made: Case, folder: Path, tolerance: float) -> None:
     found = scorer.score(raw)
     assert np.ptp(expected) > 1 and found["p"].dtype == found["logit"].dtype == np.float32
     np.testing.assert_allclose(found["logit"], expected, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(found["p"], 1 / (1 + np.exp(-found["logit"])), rtol=1e-6)
+    np.testing.assert_allclose(found["p"], sigmoid(found["logit"]), rtol=1e-6)
+    assert {*found} == {"p", "logit", *(f"p_{name}" for name in scorer.labels)}
+    for name, logit in zip(scorer.labels, made.labels, strict=True):
+        assert np.ptp(logit) > 0.1
+        np.testing.assert_allclose(found[f"p_{name}"], sigmoid(logit), rtol=0, atol=tolerance)
     ids = packed_ids(rows_of_table(made.table, made.snapshot.schema, 0))
     np.testing.assert_allclose(scorer.score_ids(ids)["logit"], expected, rtol=0, atol=tolerance)
     loaded, described = tf.saved_model.load(str(folder)), read_metadata(folder)["signatures"]
@@ -237,6 +244,25 @@ def test_metadata(case, exported):
     assert columns["quality"] == {"user:id", "class", "price", "tags", "title"}
     assert set(metadata["signatures"]) == {"predict", "predict_ids"}
     assert set(signatures) == {"predict", "predict_ids", "quality", "ui", "combine"}
+
+
+def test_ids_that_grow_are_counted_and_only_their_rows_are_in_it(case, exported):
+    made, folder = case("growing"), exported("growing")
+    metadata, tables = read_metadata(folder), made.state.tables
+    known = {value for value in made.raw["user:id"][:45] if value is not None}
+    assert metadata["model"]["ids"]["user"] == len(known)
+    assert metadata["model"]["ids"].keys() == set(GROWING.growing)
+    inputs = metadata["signatures"]["predict_ids"]["inputs"]
+    kinds = {name: "int32" if name.endswith("_lengths") else "int64" for name in inputs}
+    assert {name: described["dtype"] for name, described in inputs.items()} == kinds
+    saved = saved_variables(folder)
+    slots = {number: len(id_map.occupants().rows) for number, id_map in tables.id_maps.items()}
+    keys = [one for one in saved if one.dtype == np.int64]
+    assert sorted(len(one) for one in keys) == sorted(count + 1 for count in slots.values())
+    for number, count in slots.items():
+        layout = made.state.layouts[number]
+        assert (layout.rows + count, layout.columns) in [one.shape for one in saved]
+        assert tables.weights[number].numpy().shape[0] > layout.rows + count
 
 
 class KilledError(BaseException):

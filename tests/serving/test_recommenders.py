@@ -16,11 +16,12 @@ from ctr.io.errors import InputError
 from ctr.optim import Shampoo
 from ctr.serving.recommenders import RecommendersModel, ids_of_rows
 from ctr.serving.scorer import Scorer
-from model_cases import GROWING, SCHEMA, draw_raw, log_rows, make_growing_run, trainer_logit
+from model_cases import SCHEMA, trainer_logit
 
 
 def ids_of(case):
-    return ids_of_rows(SCHEMA, rows_of_table(case.table, SCHEMA, 0))
+    schema = case.snapshot.schema
+    return ids_of_rows(schema, rows_of_table(case.table, schema, 0))
 
 
 @pytest.mark.slow(first=1)
@@ -57,11 +58,10 @@ def test_beside_other_experts_it_is_the_network(case):
 
 
 @pytest.mark.slow
-def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
-    run = make_growing_run(tmp_path / "run", "plain", learned=40)
-    model, raw = RecommendersModel(run.snapshot(100)), draw_raw(50, seed=3, unknown=True)
-    logit = model(ids_of_rows(GROWING, log_rows(raw, GROWING))).numpy()
-    np.testing.assert_allclose(logit, run.score(raw), rtol=1e-5, atol=1e-5)
+def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(case):
+    made = case("growing network")
+    logit = RecommendersModel(made.snapshot)(ids_of(made)).numpy()
+    np.testing.assert_allclose(logit, made.logit, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
