@@ -1,4 +1,4 @@
-"""The programs among the examples run and do what they show."""
+"""The programs and the notebook among the examples run and do what they show."""
 
 import json
 import runpy
@@ -42,6 +42,17 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
         *("-m", "ctr", "evaluate", tmp_path / "bridge" / "continued.parquet", "--json"), cwd=root
     )
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
+
+
+@pytest.mark.soak
+def test_the_notebook_runs_from_the_first_cell_to_the_last(root, fresh_python, tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    content = json.loads((root / "examples" / "notebooks" / "one_pass.ipynb").read_text())
+    assert not any(cell.get("outputs") for cell in content["cells"])
+    cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+    printed = fresh_python("-c", "\n".join(cells), cwd=tmp_path, path=root).stdout
+    verdicts = {line.split()[0]: line.split()[-1] for line in printed.splitlines() if line}
+    assert verdicts["PerQueryAUC"] == verdicts["logloss"] == "better"
 
 
 def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root):

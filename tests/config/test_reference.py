@@ -1,4 +1,4 @@
-"""What `ctr config` says of the keys: all of them, from the models alone."""
+"""What `ctr config` says of the keys: all of them, from the models alone; what the pages say of configurations."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from ctr.config import apply_settings, parse_model
 from ctr.config.kinds import CONFIGS, config_model
 from ctr.config.reference import key_rows, key_table
 from ctr.config.schema import field_meanings, settable_keys
+from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.shampoo.options import ShampooOptions
@@ -143,3 +144,24 @@ for kind in {list(CONFIGS)}:
 print(sorted({{"tensorflow", "tf_keras", "keras", "apache_beam"}} & set(sys.modules)))
 """
     assert fresh_python("-c", script, cwd=root).stdout.splitlines()[-1] == "[]"
+
+
+def test_every_environment_variable_is_documented(root):
+    page = (root / "docs" / "reference" / "configuration.md").read_text()
+    names = set()
+    for folder in ("ctr", "eval", "models", "optim", "pipelines"):
+        for path in (root / folder).rglob("*.py"):
+            text = path.read_text()
+            names |= set(re.findall(r"environ(?:\.get\(|\.setdefault\(|\[)\s*\"([A-Z][A-Z0-9_]+)\"", text))
+    device = (root / "ctr" / "training" / "device.py").read_text().partition("_VARIABLES = (")[2]
+    names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition(")")[0]))
+    assert {"TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS"} < names
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_the_configurations_in_the_pages_about_shampoo_are_valid(root):
+    page = (root / "docs/reference/shampoo-options.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(optimizer:\n.*?)^```", page, re.M | re.S)
+    content = parse_yaml(block)
+    parse_model(TrainConfig, content, "the page")
+    assert "method" in content["optimizer"]["dense"]["shampoo"]

@@ -63,14 +63,9 @@ def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs, ca
     numbers = Numbers(tidy(content["results"]))
     for metric, row in comparison.metrics.iterrows():
         change = numbers(f"{metric}_difference")
-        assert [numbers(metric, run=run).value for run in "ab"] == pytest.approx(
-            [row["a"], row["b"]], rel=1e-12
-        )
-        assert (change.value, change.low, change.high) == (
-            row["difference"],
-            row["ci95_low"],
-            row["ci95_high"],
-        )
+        sides = [numbers(metric, run=run).value for run in "ab"]
+        assert sides == pytest.approx([row["a"], row["b"]], rel=1e-12)
+        assert [change.value, change.low, change.high] == [*row[["difference", "ci95_low", "ci95_high"]]]
         assert numbers(f"{metric}_significant").value == row["significant"]
         assert content["verdicts"][metric] == row["verdict"]
     low, high = map(float, metrics[0].estimates()["auc"].interval())

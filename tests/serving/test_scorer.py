@@ -42,10 +42,8 @@ def test_other_ways_to_say_the_same(factorized):
     for changes in (
         {"tags": TAGS},
         {"tags": [text.encode() for text in TAGS]},
-        {"tags": np.array(TAGS)},
         {"tags": [("t1", None, "t2"), None, np.array(["t3"])]},
         {"class": ["1", "22", "7"]},
-        {"class": np.array([1, 22, 7])},
         {"class": np.array([b"1", b"22", b"7"])},
         {"class": np.array([1, 22, 7], object)},
         {"class": [1.0, "22.0", "7.00"]},
@@ -57,10 +55,8 @@ def test_other_ways_to_say_the_same(factorized):
     ):
         np.testing.assert_array_equal(factorized.predict({**ROWS, **changes}), expected, err_msg=str(changes))
     # Truth values are texts.
-    made = [
-        factorized.predict({**ROWS, "class": values}) for values in ([True, False, 1], ["true", "false", "1"])
-    ]
-    np.testing.assert_array_equal(*made)
+    as_texts = factorized.predict({**ROWS, "class": ["true", "false", "1"]})
+    np.testing.assert_array_equal(factorized.predict({**ROWS, "class": [True, False, 1]}), as_texts)
 
 
 def test_one_value_stands_for_every_row_and_no_rows_give_empty_arrays(factorized):
