@@ -85,9 +85,11 @@ def test_help_loads_no_tensorflow_and_names_every_command(fresh_python, tmp_path
     script = """
 import sys
 from ctr.cli import main
-for arguments in (["--version"], ["train", "--help"], ["--help"]):
+from ctr.config.kinds import CONFIGS
+kinds = (["config", "--kind", kind] for kind in CONFIGS)
+for arguments in (["--version"], ["train", "--help"], *kinds, ["--help"]):
     print("status", main(arguments))
-print(sorted({"tensorflow", "tf_keras", "keras", "pandas"} & set(sys.modules)))
+print(sorted({"tensorflow", "tf_keras", "keras", "apache_beam", "pandas"} & set(sys.modules)))
 """
     text = fresh_python("-c", script, cwd=tmp_path, path=root).stdout
     assert text.startswith(f"ctr {__version__}\nstatus 0\nUsage: ctr train") and text.endswith(

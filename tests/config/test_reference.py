@@ -135,17 +135,6 @@ def test_ctr_config_prints_a_table_and_json(capsys):
     )
 
 
-def test_no_kind_loads_tensorflow(fresh_python, root):
-    script = f"""
-import sys
-from ctr.cli import main
-for kind in {list(CONFIGS)}:
-    main(["config", "--kind", kind])
-print(sorted({{"tensorflow", "tf_keras", "keras", "apache_beam"}} & set(sys.modules)))
-"""
-    assert fresh_python("-c", script, cwd=root).stdout.splitlines()[-1] == "[]"
-
-
 def test_every_environment_variable_is_documented(root):
     page = (root / "docs" / "reference" / "configuration.md").read_text()
     names = set()

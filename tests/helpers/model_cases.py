@@ -111,7 +111,7 @@ MODELS |= {name: MODELS["factorized ensemble"] for name in ("numbers by tower", 
 MODELS |= {"growing network": NETWORK, "labeled": MODELS["ensemble of all"]}
 # Names of labels that end as those of layers do.
 LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
-TRAINED_EXAMPLES = 60
+EXAMPLES, TRAINED_EXAMPLES = 123, 60
 BATCH_ROWS = 64
 
 
@@ -262,7 +262,6 @@ def make_case(
     model: dict[str, Any],
     compute_dtype: str,
     folder: Path,
-    examples: int = 123,
     rows: int = 90,
     schema: Schema = SCHEMA,
     raw: dict[str, list[Any]] | None = None,
@@ -283,9 +282,9 @@ def make_case(
     packed = rows_of_table(table, schema, 0)
     # Of ids that grow and of pairs, those of the first rows alone have rows of their own.
     learn_ids(state, config, packed.slice(0, rows // 2))
-    randomize(state, examples)
+    randomize(state, EXAMPLES)
     logit, *of_labels = trainer_logits(state, config, packed)
-    snapshot = make_snapshot(state, config, schema, folder, examples)
+    snapshot = make_snapshot(state, config, schema, folder, EXAMPLES)
     return Case(raw, logit, snapshot, state, table, tuple(of_labels))
 
 

@@ -102,9 +102,7 @@ def test_they_come_after_every_so_many_examples_and_are_the_models_of_their_posi
     train(log, configured(export=EVERY, model=NETWORK), finished, exporter=export_from_run)
     assert times_of(finished) == before
 
-
-@pytest.mark.slow
-def test_they_change_nothing_else(log, finished, tmp_path):
+    # They change nothing else.
     train(log, configured(model=NETWORK), tmp_path / "run")
     last = Path("checkpoints", f"{480:020d}", "arrays.npz")
     arrays = [np.load(run / last) for run in (tmp_path / "run", finished)]

@@ -104,8 +104,6 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     assert "alone, the best of the 3 features that the run is sliced by" in words_of(context)
     about = section_of(context, "Features")
     assert not about.tables and [len(content) for _, content in about.folded] == [30]
-    plain = page_of(write_run(tmp_path / "plain", log, logit))
-    assert "No base rate by a single feature stands beside it" in words_of(plain)
 
 
 def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
