@@ -42,23 +42,6 @@ def test_the_help_groups_the_commands(capsys):
     assert text.index("Evaluate:") < text.index(" compare ") < text.index("Serve:") < text.index(" score ")
 
 
-def test_options_and_words_may_stand_in_any_order():
-    command = COMMANDS["ingest", "table"]
-    for given in (
-        "a --mapping m.yaml --out log b",
-        "--out=log a b --mapping=m.yaml",
-        "-v --out log --mapping m.yaml a b",
-    ):
-        context = command.make_context("table", given.split())
-        values = {name: value for name, value in context.params.items() if value}
-        paths = {
-            name: [*map(str, value)] if isinstance(value, tuple) else str(value)
-            for name, value in values.items()
-        }
-        share = paths.pop("max_reject_share")
-        assert paths == {"inputs": ["a", "b"], "out": "log", "mapping": "m.yaml"} and share == "0.01"
-
-
 def test_the_help_of_a_format_lists_its_own_options(capsys):
     assert set(FORMATS) == set(format_names())
     only_events = ("--kafka", "--stream", "--follow", "--poll", "--idle-timeout", "--beam-options", "--drain")

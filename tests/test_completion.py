@@ -28,12 +28,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
     [
         ("in", ["ingest", "inspect"]),
         ("train --in", ["--init-from"]),
-        ("-q train log --fol", ["--follow"]),
         ("ingest ta", ["table"]),
         ("config --kind e", ["events", "experiment"]),
         ("train log --set model.crosses.r", ["model.crosses.rank=", "model.crosses.ramp="]),
         ("sample --set non", ["non_click_rate="]),
-        ("search --set tar", ["target="]),
         ("config optimizer.dense.shampoo.nes", ["optimizer.dense.shampoo.nesterov"]),
         ("completion ", list(SHELLS)),
     ],

@@ -1,7 +1,6 @@
 """Every benchmark, made tiny: it runs, and all that it measures is a number."""
 
 import ast
-import importlib.util
 import json
 import math
 import re
@@ -100,20 +99,3 @@ def test_documented_options_are_there():
         for option in options:
             plain = option.removeprefix("no-").replace("-", "_")
             assert plain in parameters | {"quick", "json", "help"}, f"{name}.py --{option}"
-
-
-@pytest.mark.slow
-def test_what_benchmarks_take_of_the_package_is_there():
-    missing = []
-    for path in (ROOT / "benchmarks").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ctr":
-                module = importlib.import_module(node.module)
-                names = [name.name for name in node.names if not hasattr(module, name.name)]
-                # A module that nothing has imported yet is no attribute.
-                missing += [
-                    f"{path.name}: {node.module}.{name}"
-                    for name in names
-                    if importlib.util.find_spec(f"{node.module}.{name}") is None
-                ]
-    assert missing == []

@@ -1,10 +1,6 @@
 """The runner: turns, statistics against closed forms and SciPy, what is kept, tables, and the command line."""
 
-import json
 import math
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,37 +40,3 @@ def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms():
     result = runner.summarize(turns)["b"]
     assert result["ms_ratio"] == {"ratio": pytest.approx(1.5), "low": None, "high": None}
     assert "waited_ratio" not in result
-
-
-def benchmark(
-    rows: int = 7,
-    share: float = 0.5,
-    sizes: tuple[int, ...] = (),
-    out: Path | None = None,
-    raw: bool = False,
-) -> dict[str, Any]:
-    return {"rows": rows, "share": share, "sizes": sizes, "out": str(out), "raw": raw}
-
-
-PLAIN = {"rows": 7, "share": 0.5, "sizes": [], "out": "None", "raw": False}
-
-
-def run(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path), *arguments])
-    runner.main(benchmark, {"rows": 1, "sizes": (3,)})
-    return json.loads(path.read_text())
-
-
-def test_parameters_are_options(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "runs" / "a.json"
-    content = run(monkeypatch, path)
-    assert {name: content[name] for name in PLAIN} == PLAIN
-    assert content["benchmark"] == "test_runner" and content["options"]["rows"] == 7
-    assert (
-        content["environment"]["cores"] >= 1 and content["environment"]["versions"]["numpy"] == np.__version__
-    )
-    assert "| rows | 7 |" in capsys.readouterr().out
-    # What is given counts, also in a small run.
-    content = run(monkeypatch, path, "--quick", "--share", "0.25", "--sizes", "4", "5", "--raw", "--out", "x")
-    changed = {"rows": 1, "share": 0.25, "sizes": [4, 5], "out": "x", "raw": True}
-    assert {name: content[name] for name in changed} == changed

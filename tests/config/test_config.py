@@ -52,41 +52,31 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (Outer, {"inner": {"rate": 2}}, "inner.rate: 2 .*less than or equal to 1"),
     (Outer, {"inner": {"rate": float("nan")}}, "inner.rate: nan .*finite"),
     (Outer, {"inner": {"mode": "max"}}, "inner.mode: 'max' .*'sum' or 'mean'"),
-    (Outer, {"inner": 3}, "inner: 3 .*dictionary"),
     # A text or a truth value is no number, and a number no truth value; in groups of any kind.
     (Outer, {"count": "2"}, "count: '2' .*a valid integer$"),
     (Outer, {"count": True}, "count: True .*a valid integer$"),
     (Outer, {"sizes": [1, "2"]}, "sizes.1: '2' .*a valid integer$"),
     (Outer, {"on": "off"}, "on: 'off' .*a valid boolean$"),
+    (Outer, {"needed": 5}, "needed: 5 .*a valid string$"),
+    (Outer, {"widths": {"a": 0.5}}, "widths.a: 0.5 .*a valid integer$"),
     (Outer, {"count": 2**63}, "count: 9.223372036854776e[+]18 .*a valid integer$"),
-    (Outer, {"count": -(10**30)}, "count: -1e[+]30 .*a valid integer$"),
     (Outer, {"maybe": 10**400}, "maybe: inf .*a finite number$"),
     (TrainConfig, {"batch": {"rows": 10, "max_query_rows": 9}}, r"batch: .*\(9\) must be at least rows \(10\)"),
-    (TrainConfig, {"model": {"deep": {"units": [8, 0]}}}, "model.deep: .*1..65536"),
     (TrainConfig, {"model": {"widths": {"a": -1}}}, "widths.a is -1; allowed: 0..4096"),
-    (TrainConfig, {"optimizer": {"embeddings": {"tower_rates": {"left": 1}}}}, "tower_rates.left: .*'quality' or"),
-    (TrainConfig, {"model": {"ensemble": 5}}, "model.ensemble: 5 is not allowed: .*dictionary"),
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"method": {"kind": []}}}}}, r"method: .* 'diagonal' or"),
-    (TrainConfig, {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}}, r"grafting: .*: adagrad, s"),
     (TrainConfig, {"jit": "maybe"}, "jit: 'maybe' .*'auto', True or False"),
     # Experts that do not fit other keys.
-    (TrainConfig, {"model": {"experts": []}}, "experts must name linear or network"),
     (TrainConfig, {"model": {"experts": ["pairs"]}}, "experts must name linear or network"),
     (TrainConfig, {"model": {"experts": ["linear", "trees"]}}, "'trees' is not allowed: .*'network' or 'pairs'"),
     (TrainConfig, {"model": {"factorized": {}, "experts": "all"}}, "^model.experts"),
     (TrainConfig, {"model": {"experts": ["network"], **NO_LAYERS}}, "network needs crosses or deep layers"),
-    (TrainConfig, {"model": {"factorized": {}, **NO_LAYERS}}, "network needs crosses or deep layers"),
     (TrainConfig, {"model": {**LINEAR, "factorized": {}}}, "factorized needs the expert network"),
-    (TrainConfig, {"model": {**LINEAR, "ensemble": {"components": 2}}}, "components above 1 needs the expert"),
-    (TrainConfig, {"model": {**LINEAR, "pooling": {"tags": "target"}}}, "pooling.tags needs the expert network"),
     (TrainConfig, {"export": None, "checkpoint": None}, "checkpoint: None "),
     (TrainConfig, {"skip": [[5, 9], [7, 7]]}, r"skip: .*\[7, 7\] is not a range of rows; allowed: 0 <= first < end"),
     # Of a choice of groups one bad feature is one fault, with the keys of its kind.
     (Mapping, {**MAPPING, "features": [{**FEATURE, "name": "b d"}]}, r"features.0.category.name: 'b d' [^;]*$"),
-    (Mapping, {**MAPPING, "features": [{**FEATURE, "tower": "x"}]}, r"features.0.category.tower: 'x' [^;]*$"),
     (Mapping, {**MAPPING, "features": [{**FEATURE, "kind": "categry"}]}, r"features.0: [^;]*$"),
     (Mapping, {**MAPPING, "features": [{**FEATURE, "bucket": 3}]}, "category.bucket: unknown key; allowed: buckets, "),
-    (Mapping, {**MAPPING, "features": []}, "features: .* at least 1 item"),
     (Mapping, {**MAPPING, "features": [FEATURE, FEATURE]}, "^feature a is defined twice$"),
 ]  # fmt: skip
 
@@ -120,7 +110,6 @@ def test_settings_reach_every_depth_and_the_last_one_wins():
     ("setting", "words"),
     [
         ("seed", "key.path=value"),
-        ("=5", "key.path=value"),
         ("model..prior=1", "key.path=value"),
         ("seed.deep=1", "seed is a value, not a group of keys"),
         ("seed=[1", "not YAML"),
@@ -166,9 +155,7 @@ def test_a_file_is_read_changed_and_refused_with_its_name(write):
     [
         (b"a: [1\n", "line 2"),
         ("seed: 1".encode("utf-16"), "is UTF-16; allowed: YAML in UTF-8"),
-        ("seed: 1".encode("utf-16-le"), "is UTF-16; allowed"),
         (b"PK\x03\x04rest", "is a zip archive; allowed"),
-        (b"\x1f\x8brest", "is compressed with gzip; allowed"),
     ],
 )
 def test_what_is_not_yaml_is_told_in_one_line(write, content, words):
@@ -219,15 +206,11 @@ def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, see
     ("content", "expected"),
     [
         ({}, (1 / 4096, 1)),
-        ({"batch": {"growth": "auto", "least": "auto"}}, (1 / 4096, 1)),
         ({"batch": {"rows": 64}}, (None, 1)),
-        ({"batch": {"growth": 0.25}}, (0.25, 8)),
         ({"batch": {"growth": 0.25, "least": 2}}, (0.25, 2)),
         # No call learns from many batches.
         ({"label_delay": 3}, (1 / 1024, 8)),
-        ({"label_delay": 3, "batch": {"least": 2}}, (1 / 1024, 2)),
         ({"objective": {"ranking": {}}}, (1 / 1024, 8)),
-        ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, (1 / 1024, 8)),
         ({"batch": {"shapes": "few"}}, (1 / 1024, 8)),
         ({"optimizer": {"dense": {"preconditioned_from_rows": 1}}}, (1 / 4096, 1)),
         # These change results by rounding only.
@@ -249,7 +232,6 @@ def test_batches_begin_with_one_row_where_many_share_a_call(content, expected):
         ({"batch": {"rows": 512, "growth": 0.01}}, 25_600),
         ({"optimizer": {"dense": {"preconditioned_from_rows": None}}}, None),
         ({"optimizer": {"dense": {"preconditioned_from_rows": 1}}}, 0),
-        ({"batch": {"rows": 64}, "optimizer": {"dense": {"preconditioned_from_rows": 64}}}, 0),
     ],
     ids=str,
 )

@@ -1,22 +1,18 @@
 """The JSON Schema of each configuration: it takes what is taken, refuses what is refused, and says where."""
 
-import contextlib
 import json
 import re
-from datetime import date
 from functools import cache
-from math import inf, nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from ctr.cli import main
-from ctr.config import AnyPath, StrictModel, dump_yaml, parse_model
+from ctr.config import dump_yaml, parse_model
 from ctr.config.kinds import CONFIGS, config_model
 from ctr.config.reference import key_rows
 from ctr.config.schema import json_schema
@@ -112,14 +108,7 @@ def file_with(path: str, value: Any) -> Any:
 def test_the_schema_takes_every_value_that_is_taken(kind):
     """Of each key every third value, another third in turn."""
     # What pydantic makes of a text, a truth value or a number in a choice of types.
-    loose = {
-        "batch.growth",
-        "batch.least",
-        "metrics.window_examples",
-        "model.query_size",
-        "jit",
-        "start",
-    }
+    loose = {"batch.growth", "batch.least", "metrics.window_examples", "model.query_size", "jit", "start"}
     agreed = compared = 0
     for number, row in enumerate(key_rows(config_model(kind))):
         for value in VALUES[number % 3 :: 3]:
@@ -135,22 +124,16 @@ def test_the_schema_takes_every_value_that_is_taken(kind):
     [
         ("train", {"sed": 1}, "$"),
         ("train", {"seed": "5"}, "$.seed"),
-        ("train", {"seed": 2**31}, "$.seed"),
         ("train", {"batch": {"rows": 0}}, "$.batch.rows"),
         ("train", {"model": {"deep": {"activation": "sine"}}}, "$.model.deep.activation"),
-        ("train", {"model": {"crosses": {"ramp": -1}}}, "$.model.crosses.ramp"),
         ("train", {"optimizer": {"embeddings": {"tower_rates": {"left": 1}}}}, "$.optimizer.embeddings.tower_rates"),
-        ("train", {"optimizer": {"dense": {"shampoo": {"rows": {}}}}}, "$.optimizer.dense.shampoo"),
         ("train", {"optimizer": {"dense": {"shampoo": {"preset": "x"}}}}, "$.optimizer.dense.shampoo.preset"),
-        ("train", {"optimizer": {"dense": {"shampoo": {"grafting": "x"}}}}, "$.optimizer.dense.shampoo.grafting"),
         ("simulator", {"days": 3, "start": "Monday"}, "$.start"),
         ("search", {"space": {}}, "$.space"),
         ("experiment", {"arms": {"a b": {}}}, "$.arms"),
-        ("experiment", {"arms": {"a": {"score": "some"}}}, "$.arms.a.score"),
         ("mapping", {"features": [{"name": "a", "source": "a"}]}, "$.features[0]"),
         ("mapping", {"input": {"type": "csv", "headr": True}}, "$.input"),
         ("mapping", {"partition": "1 day"}, "$.partition"),
-        ("events", {"clicks": {"topic": "a b"}}, "$.clicks.topic"),
     ],
 )  # fmt: skip
 def test_a_fault_is_refused_where_it_is(kind, content, path):
@@ -176,46 +159,3 @@ def test_presets_and_kinds_of_groups_are_taken():
         assert refused_by_schema("train", content) == [] and is_taken("train", content)
     start = TrainConfig.model_fields["optimizer"].default.dense.shampoo
     assert {preset.grafting.kind for preset in PRESETS.values()} == {start.grafting.kind}
-
-
-class Part(StrictModel):
-    b: int = 0
-
-
-class Kinds(StrictModel):
-    whole: int = 0
-    bounded: int | None = Field(default=1, ge=1, le=9)
-    number: float = 0
-    truth: bool = False
-    text: str = ""
-    path: AnyPath | None = None
-    day: date | None = Field(default=None, strict=False)
-    choice: Literal["auto", 5] = "auto"
-    wholes: tuple[int, ...] = ()
-    by_name: dict[str, float] = {}
-    part: Part | None = None
-
-
-TAKEN = {
-    "whole": [0, 5, -1],
-    "bounded": [None, 5],
-    "number": [0, 5, -1, 2**63, 5.0, 0.5, 1e30],
-    "truth": [True],
-    "text": ["5", "", "auto", "2026-01-31"],
-    "path": [None, "5", "", "auto", "2026-01-31"],
-    "day": [None, 0, "2026-01-31"],
-    "choice": [5, 5.0, "auto"],
-    "wholes": [[], [1]],
-    "by_name": [{}, {"a": 1}],
-    "part": [None, {}],
-}
-
-
-def test_each_kind_of_key_takes_these_values_and_no_others():
-    for key, expected in TAKEN.items():
-        taken = []
-        for value in (*VALUES, inf, nan, 10**400, 1j):
-            with contextlib.suppress(InputError):
-                parse_model(Kinds, {key: value}, "here")
-                taken.append(value)
-        assert list(map(repr, taken)) == list(map(repr, expected)), key

@@ -16,13 +16,6 @@ def garwood(count: Any) -> tuple[Any, Any]:
     return stats.chi2.ppf(0.025, 2 * count) / 2, stats.chi2.ppf(0.975, 2 * count + 2) / 2
 
 
-def test_poisson_limits_agree_with_the_quantiles_of_chi_square():
-    counts = np.arange(1, FEW_CLICKS)
-    np.testing.assert_allclose(
-        [poisson_limits(int(count)) for count in counts], np.transpose(garwood(counts)), 1e-12
-    )
-
-
 def queries_in_distinct_buckets() -> np.ndarray:
     ids = np.arange(20_000)
     _, first = np.unique(query_bucket(ids), return_index=True)

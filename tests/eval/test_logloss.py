@@ -8,7 +8,6 @@ import pytest
 from ctr.eval.arrays import row_logloss, sigmoid
 from ctr.eval.display import nothing_learned
 from ctr.eval.logloss import Logloss
-from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.rows import scored_rows
 
 getcontext().prec = 40
@@ -64,42 +63,15 @@ def test_normalized_entropy_of_the_base_rate_is_one():
     assert swapped.normalized_entropy() == metric.normalized_entropy()
 
 
-def test_logloss_is_nan_without_weight_and_entropy_with_one_class():
-    for columns in (([], [], [], []), ([1], [0.0], [0.0], [1])):
-        metric = stream(columns)
-        assert math.isnan(metric.result()) and math.isnan(metric.normalized_entropy())
-    metric = stream(([1], [0.0], [2.0], [1]))
-    assert metric.result() == pytest.approx(math.log(2))
-    assert math.isnan(metric.normalized_entropy())
-    assert np.isnan(metric.estimate().interval()).all()
-
-
-def summary_of(strength: float, noise: float, rows: int = 4000) -> dict[str, Any]:
-    """Metrics of logits that follow the true ones by ``strength``, with noise of their own."""
-    rng = np.random.default_rng(3)
-    truth = rng.normal(0, 1.5, rows)
-    logit = strength * truth + noise * rng.normal(size=rows)
-    metrics = ProgressiveMetrics()
-    metrics.update(rng.random(rows) < sigmoid(truth), logit, np.ones(rows), np.arange(rows))
-    return metrics.summary()
-
-
 def test_what_is_no_better_than_the_base_rate_has_learned_nothing():
-    for strength, noise, words in (
-        (1, 0.1, ""),
-        (-1, 0.1, "worse than the base rate alone (normalized entropy 1."),
-        (0, 1, "worse than the base rate"),
-        (0, 0.01, "nothing was learned beyond the base rate (normalized entropy 1.0"),
-    ):
-        found = nothing_learned(summary_of(strength, noise))
-        assert words in found and bool(found) == bool(words)
     # An interval decides where there is one.
-    for value, interval, is_nothing in (
-        (0.99, [0.95, 1.03], True),
-        (0.99, [0.98, 0.999], False),
-        (1.2, [None, None], True),
-        (0.8, [None, None], False),
-        (None, [None, None], False),
+    for value, interval, words in (
+        (0.99, [0.95, 1.03], "nothing was learned beyond the base rate (normalized entropy 0.99"),
+        (0.99, [0.98, 0.999], ""),
+        (1.2, [1.1, 1.3], "worse than the base rate alone (normalized entropy 1.2"),
+        (1.2, [None, None], "worse than the base rate alone"),
+        (0.8, [None, None], ""),
+        (None, [None, None], ""),
     ):
         found = nothing_learned({"normalized_entropy": value, "normalized_entropy_ci95": interval})
-        assert bool(found) == is_nothing
+        assert words in found and bool(found) == bool(words)

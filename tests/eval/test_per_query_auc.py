@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from ctr.eval.per_query_auc import PerQueryAUC, query_auc
 from ctr.eval.rows import scored_rows
@@ -9,25 +10,15 @@ from ctr.eval.rows import scored_rows
 SMALL_SIZES = {2: "2", 4: "3-4", 8: "5-8", 16: "9-16"}
 
 
-def brute(log: Any) -> tuple[dict[int, float], dict[int, int]]:
+def aucs_and_sizes(log: Any) -> tuple[dict[int, float], dict[int, int]]:
     """AUC of each query with both classes, and rows of weight of every query that has any."""
     aucs, sizes = {}, {}
-    for query in set(log.query_id.tolist()):
-        rows = [
-            (clicked, logit, weight)
-            for clicked, logit, weight, other in zip(*log.columns(), strict=True)
-            if other == query and weight > 0
-        ]
-        if rows:
-            sizes[query] = len(rows)
-        won = total = 0.0
-        for clicked, high, weight_1 in rows:
-            for other, low, weight_2 in rows:
-                if clicked == 1 and other == 0:
-                    total += weight_1 * weight_2
-                    won += weight_1 * weight_2 * ((high > low) + 0.5 * (high == low))
-        if total:
-            aucs[query] = won / total
+    weighted = log[log.weight > 0]
+    for query in set(weighted.query_id.tolist()):
+        rows = weighted[weighted.query_id == query]
+        sizes[query] = len(rows.label)
+        if len(set(rows.label.tolist())) == 2:
+            aucs[query] = roc_auc_score(rows.label, rows.logit, sample_weight=rows.weight)
     return aucs, sizes
 
 
@@ -37,13 +28,13 @@ def stream(columns: Any) -> PerQueryAUC:
     return metric
 
 
-def test_agrees_with_pairs_at_every_prefix(make_log):
+def test_agrees_with_the_auc_of_each_query_at_every_prefix(make_log):
     metric = PerQueryAUC()
     aucs: dict[int, float] = {}
     sizes: dict[int, int] = {}
     for batch in make_log(0, queries=120).batches(queries=5):
         metric.update(scored_rows(*batch.columns()))
-        more_aucs, more_sizes = brute(batch)
+        more_aucs, more_sizes = aucs_and_sizes(batch)
         aucs |= more_aucs
         sizes |= more_sizes
         assert metric.result() == pytest.approx(float(np.mean(list(aucs.values()))), abs=1e-12)
@@ -60,28 +51,6 @@ def test_agrees_with_pairs_at_every_prefix(make_log):
     for name, values in by_bin.items():
         assert table.loc[name, "queries"] == len(values)
         assert table.loc[name, "auc"] == pytest.approx(float(np.mean(values)), abs=1e-12)
-
-
-def test_queries_with_both_classes_are_averaged_as_worked_by_hand():
-    # Query 1: clicks 3 and 1 against 2 (weight 3) and 1: (3 beats both: 4) + (1 ties 1: 0.5) of 8.
-    # Query 2: one pair, wrong. Query 3: clicks only. Query 4: its only click has no weight.
-    metric = stream(
-        (
-            [1, 1, 0, 0, 1, 0, 1, 1, 1, 0],
-            [3, 1, 2, 1, 0, 5, 1, 2, 1, 0],
-            [1, 1, 3, 1, 9, 2, 1, 1, 0, 1],
-            [1, 1, 1, 1, 2, 2, 3, 3, 4, 4],
-        )
-    )
-    assert metric.result() == pytest.approx((4.5 / 8 + 0.0) / 2)
-    assert (metric.scored.sum(), metric.one_class.sum()) == (2, 2)
-    assert metric.by_size()["size"].tolist() == ["2", "3-4"]
-    assert metric.by_size()["auc"].tolist() == pytest.approx([0.0, 4.5 / 8])
-    # Undefined without a query that has both.
-    for columns in (([], [], [], []), ([0, 1], [0, 1], [1, 1], [1, 2])):
-        metric = stream(columns)
-        assert np.isnan(metric.result()) and np.isnan(metric.estimate().interval()).all()
-        assert metric.one_class.sum() == len(columns[0]) and len(metric.by_size()) == 0
 
 
 def test_size_bins():

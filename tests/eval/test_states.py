@@ -1,8 +1,6 @@
 """States that merge by addition: one table of them, and the same properties of all."""
 
 import io
-import math
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ from scipy import stats
 
 from ctr.eval.arrays import sigmoid
 from ctr.eval.auc import StreamingAUC
-from ctr.eval.calibration import Calibration, KeyedSums, SliceCalibration
+from ctr.eval.calibration import Calibration, SliceCalibration
 from ctr.eval.intervals import Estimate
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
@@ -190,29 +188,3 @@ def test_the_bucket_of_a_query_is_the_high_byte_of_splitmix64():
     for ids in (np.arange(50_000), np.arange(50_000) * 2**20, -np.arange(50_000)):
         counts = np.bincount(query_bucket(ids), minlength=BUCKETS)
         assert counts.shape == (BUCKETS,) and stats.chisquare(counts).pvalue > 1e-3
-
-
-# ---------------------------------------------------------------- sums by key
-
-
-def test_sums_by_key_are_those_of_a_dict_whenever_they_are_read_or_restored():
-    rng, expected = np.random.default_rng(0), defaultdict(list)
-    table, steady = KeyedSums(width=2), KeyedSums(width=2)
-    for batch in range(40):
-        # Old keys, new keys, repeated keys, negative keys; enough to overflow the small table many times.
-        keys = rng.zipf(1.15, 300).clip(max=10**9) * rng.choice([-1, 1], 300)
-        values = rng.normal(size=(2, 300))
-        for one in (table, steady):
-            one.add(keys, values)
-        for key, first, second in zip(keys.tolist(), *values.tolist(), strict=True):
-            expected[key].append((first, second))
-        if batch % 13 == 0:
-            found, sums = table.items()
-            table = KeyedSums(width=2)
-            table.add(found, sums)
-    found, sums = table.items()
-    assert found.tolist() == sorted(expected) and len(found) > 3 * 1024
-    exact = [[math.fsum(column) for column in zip(*expected[key], strict=True)] for key in found.tolist()]
-    np.testing.assert_allclose(sums.T, exact, rtol=0, atol=1e-11)
-    np.testing.assert_array_equal(steady.items()[1], sums)
-    assert KeyedSums(width=3).items()[1].shape == (3, 0)

@@ -6,22 +6,13 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, Timeline
 
 
-def windows_of(rows, logit, count):
-    """Metrics of the log's parts, cut between queries, with the rows that each ends at."""
-    starts = np.flatnonzero(rows["query_id"].diff() != 0)
-    ends = [*(part[0] for part in np.array_split(starts, count)[1:]), len(rows)]
-    begin = 0
-    for end in ends:
-        part, metrics = rows.iloc[begin:end], ProgressiveMetrics()
-        metrics.update(part["label"], logit[begin:end], part["metric_weight"], part["query_id"])
-        yield metrics, end
-        begin = end
-
-
 def timeline_of(rows, logit, count):
+    """Of the log's parts, cut between queries; and the metrics of the pass."""
     timeline, total = Timeline(), ProgressiveMetrics()
-    for place, (metrics, end) in enumerate(windows_of(rows, logit, count)):
-        timeline.add(metrics, end, (10 * place, 10 * place + 9))
+    for place, part in enumerate(run_directories.cut_between_queries(rows, count)):
+        metrics = ProgressiveMetrics()
+        metrics.update(part["label"], logit[part.index], part["metric_weight"], part["query_id"])
+        timeline.add(metrics, part.index[-1] + 1, (10 * place, 10 * place + 9))
         total.merge(metrics)
     return timeline, total
 
@@ -52,7 +43,7 @@ def test_windows_add_up_to_the_metrics_of_the_pass(rows):
 
 
 def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
-    metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
+    _, metrics = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
     timeline = Timeline()
     count = 2 * MAX_WINDOWS + 77
     for place in range(count):
@@ -71,7 +62,7 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
 
 @pytest.mark.parametrize("cut", [3, MAX_WINDOWS, MAX_WINDOWS + 9])
 def test_an_interruption_changes_no_bit(rows, cut):
-    metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
+    _, metrics = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
     whole, resumed = Timeline(), Timeline()
     for place in range(MAX_WINDOWS + 20):
         if place == cut:

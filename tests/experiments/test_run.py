@@ -1,13 +1,14 @@
 """An experiment from its file to those that its report is made of; mostly with training stood in for."""
 
+import hashlib
 import itertools
 import json
 import os
 import re
 import shlex
 import shutil
-import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.sidecar import list_sidecars
+from ctr.experiments.jobs import Job, Outcome
 from ctr.experiments.measure import first_batches, measure
 from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
@@ -26,59 +28,6 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
 
-# Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
-STAND_IN = """#!{python}
-import hashlib, json, os, shutil, sys, yaml
-from pathlib import Path
-
-def after(name):
-    return arguments[arguments.index(name) + 1] if name in arguments else None
-
-if sys.argv[2] != "ctr":
-    wanted = json.loads(Path(sys.argv[3]).read_text())
-    with open({calls!r}, "a") as file:
-        file.write("measure " + " ".join(wanted["configs"]) + "\\n")
-    ratio = [1, 3, 4]
-    cost = {{"train_flops": 1.0, "step_ms": 2.0, "inference_ms": 1.0, "step_ratio": ratio, "inference_ratio": ratio}}
-    Path(sys.argv[4]).write_text(json.dumps({{name: cost for name in wanted["configs"]}}))
-    sys.exit()
-arguments = sys.argv[3:]
-log = Path(arguments[1])
-def publish(sidecar):
-    for manifest in (log / "manifests").glob("*.json"):
-        path = log / "sidecars" / sidecar / manifest.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{{}}")
-if arguments[0] == "sample":
-    with open({calls!r}, "a") as file:
-        file.write("sample\\n")
-    publish(after("--name"))
-    sys.exit()
-config = yaml.safe_load(Path(after("--config")).read_text())
-run = Path(after("--out"))
-with open({calls!r}, "a") as file:
-    file.write(run.name.rsplit("-", 1)[0] + "\\n")
-if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
-    sys.exit("Traceback ...\\nerror: it broke")
-if config["model"]["prior"] == 0.888:
-    print("error: a: No space left on device", file=sys.stderr)
-    sys.exit(75)
-if config["model"]["prior"] == 0.777 and (run / "summary.json").exists():
-    sys.exit()  # A finished run stays as it is.
-(run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
-(run / "checkpoints/7/state.json").touch()
-(run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
-meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text(), "constraint_logs_sha256": {{}}}}
-rest = {{"per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50}}
-failed = config["model"]["prior"] == 0.555 and not Path({healed!r}).exists()
-rest["learning_failure"] = "nothing was learned" if failed else None
-(run / "summary.json").write_text(json.dumps({{**hashes, **rest}}))
-if failed:
-    sys.exit("error: nothing was learned")
-if after("--record"):
-    publish(after("--record"))
-"""
 EXPERIMENT: dict[str, Any] = {
     "title": "Small",
     "note": "Of the tests.",
@@ -115,10 +64,10 @@ def read(name: str) -> dict[str, Any]:
     return content
 
 
-def clear(stand_in: Path) -> list[str]:
-    calls = stand_in.read_text().splitlines()
-    stand_in.write_text("")
-    return calls
+def clear(calls: list[str]) -> list[str]:
+    found = [*calls]
+    calls.clear()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -136,25 +85,72 @@ def place(made_log, tmp_path, monkeypatch):
     return tmp_path
 
 
+def stand_in_for(job: Job, calls: list[str]) -> Outcome:
+    """Writes what ``ctr train``, ``ctr sample`` and the measurement would; fails as a prior or a file asks."""
+    given = dict(zip(job.arguments, job.arguments[1:], strict=False))
+
+    def publish(sidecar: str) -> None:
+        for manifest in Path("log/manifests").glob("*.json"):
+            path = Path("log/sidecars", sidecar, manifest.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+
+    if job.module != "ctr":
+        wanted, found = map(Path, job.arguments)
+        configs = json.loads(wanted.read_text())["configs"]
+        calls.append(" ".join(["measure", *configs]))
+        ratios = {"step_ratio": [1, 3, 4], "inference_ratio": [1, 3, 4]}
+        cost = {"train_flops": 1.0, "step_ms": 2.0, "inference_ms": 1.0, **ratios}
+        found.write_text(json.dumps(dict.fromkeys(configs, cost)))
+        return Outcome(1.0)
+    if job.arguments[0] == "sample":
+        calls.append("sample")
+        publish(given["--name"])
+        return Outcome(1.0)
+    config, run = yaml.safe_load(Path(given["--config"]).read_text()), Path(given["--out"])
+    calls.append(run.name.rsplit("-", 1)[0])
+    prior, is_healed = config["model"]["prior"], Path("healed").exists()
+    if prior == 0.666 and not is_healed:
+        return Outcome(1.0, "it broke", "Traceback ...\nerror: it broke\n", status=1)
+    if prior == 0.888:
+        return Outcome(1.0, "a: No space left on device")
+    if prior == 0.777 and (run / "summary.json").exists():
+        return Outcome(1.0)  # A finished run stays as it is.
+    (run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
+    (run / "checkpoints/7/state.json").touch()
+    (run / "threads").write_text(dict(job.environment)["TF_NUM_INTRAOP_THREADS"])
+    meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    failure = "nothing was learned" if prior == 0.555 and not is_healed else None
+    summary = {
+        **{"config_sha256": meaning, "log_sha256": log_sha256(read_manifests(Path("log")))},
+        **{"constraint_logs_sha256": {}, "per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50},
+        "learning_failure": failure,
+    }
+    (run / "summary.json").write_text(json.dumps(summary))
+    if "--record" in given and not failure:
+        publish(given["--record"])
+    return Outcome(1.0, failure or "", status=1)
+
+
 @pytest.fixture
-def stand_in(place, monkeypatch):
-    """Training in a second; what was called is in the file that is returned."""
-    calls = place / "calls"
-    calls.touch()
-    script = place / "python"
-    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
-    paths = {"calls": str(calls), "healed": str(place / "healed"), "sha": str(place / "sha")}
-    text = STAND_IN.format(python=sys.executable, **paths)
-    script.write_text(text)
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sys, "executable", str(script))
+def stand_in(place, monkeypatch) -> list[str]:
+    """No process is started; what was called is in the list that is returned."""
+    calls: list[str] = []
+
+    def run_jobs(jobs: Sequence[Job], workers: int, report: Any, beam_options: str, outcomes: Path) -> None:
+        for job in jobs:
+            report(job, None)
+            report(job, stand_in_for(job, calls))
+
+    monkeypatch.setattr("ctr.experiments.run.run_jobs", run_jobs)
+    monkeypatch.setattr("ctr.experiments.costs.run_jobs", run_jobs)
     return calls
 
 
 def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
     lines: list[str] = []
     assert run(lines=lines) == {}
-    calls = stand_in.read_text().splitlines()
+    calls = clear(stand_in)
     assert calls[:2] == ["teacher-wide-seed-1", "sample"]
     # The first seeds of all arms come first.
     assert {call[-1] for call in calls[2:4]} == {"1"}
@@ -177,9 +173,7 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
     assert costs["arms"]["smelu"]["learned_share"] == 0.25
     assert costs["teacher_flops"] == {"wide": 1.0}
     assert costs["rounds"] > 0
-    stand_in.write_text("")
-    assert run() == {}
-    assert stand_in.read_text() == ""
+    assert run() == {} and clear(stand_in) == []
     assert read("plan.json")["created"] == plan["created"]
 
 
@@ -209,7 +203,6 @@ def test_what_is_there_is_taken_and_what_changed_is_run_again(stand_in, place):
     # Another log is passed again: a teacher, a sampling, three runs and two measurements.
     shutil.rmtree(place / "log")
     simulate(SimulatorConfig(examples=300, seed=4), place / "log")
-    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
     run(one_seed, timing=False)
     assert len(clear(stand_in)) == 7
 
@@ -303,25 +296,11 @@ def test_command_line(stand_in, monkeypatch, capfd):
     assert main(full) == 75
     err = capfd.readouterr().err
     assert "error: 2 failed: bad seed 1: it broke; full seed 1: a: No space left on device; rerun" in err
-    calls = stand_in.read_text()
+    clear(stand_in)
     assert main(["replay", "--out", "out", "--report", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"arms": 1}
-    assert stand_in.read_text() == calls
+    assert json.loads(capfd.readouterr().out) == {"arms": 1} and clear(stand_in) == []
     assert main(["replay", "--out", "out"]) == 1
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err
-
-
-@pytest.mark.soak
-def test_costs_of_real_models(made_log):
-    content = EXPERIMENT["config"]
-    wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}
-    found = measure(made_log, {"narrow": content, "wide": wide}, "narrow", 2)
-    for cost in found.values():
-        assert 0 < cost["inference_flops"] < cost["train_flops"]
-        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0 and len(cost["step_ratio"]) == 3
-    assert found["narrow"]["step_ratio"] == [1, 1, 1]
-    assert found["wide"]["inference_flops"] > 5 * found["narrow"]["inference_flops"]
-    assert 128 < found["narrow"]["batch_rows"] <= 256
 
 
 def test_rows_of_pairs_are_counted(made_log):

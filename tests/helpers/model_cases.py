@@ -1,4 +1,4 @@
-"""Raw rows with features of every kind, models of every kind, and a run whose ids grow."""
+"""Raw rows with features of every kind, and models of every kind."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ from ctr.training.feed import make_feed
 from ctr.training.run.position import Passed, Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
-from ctr.workers.row_variables import row_count
 
 # Columns with names that no function's argument can have, too.
 FEATURES: list[dict[str, Any]] = [
@@ -42,17 +41,8 @@ FEATURES: list[dict[str, Any]] = [
 ]
 SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
 # The ids of all hashed features but one grow.
-GROWING = parse_model(
-    Schema,
-    {
-        "features": [
-            {key: value for key, value in one.items() if key != "buckets" or one["name"] == "item"}
-            for one in FEATURES
-        ]
-    },
-    "test",
-)
-
+GROWN = [{k: v for k, v in one.items() if k != "buckets" or one["name"] == "item"} for one in FEATURES]
+GROWING = parse_model(Schema, {"features": GROWN}, "test")
 # Numbers that the network reads as they are, in both towers.
 NUMBERS = parse_model(
     Schema,
@@ -100,7 +90,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "linear and network": {**RELU, **TWO},
     "all experts": {**RELU, **ALL},
     "linear and pairs": {**NO_LAYERS, "experts": ["linear", "pairs"]},
-    "network and pairs": {**RELU, "experts": ["network", "pairs"]},
     "attention": {**NETWORK, **ALL, "init_scale": 1.0, "pooling": {"tags": {"kind": "target", "of": "user"}}},
     "logistic": {**NO_LAYERS, "experts": ["linear"]},
     "ensemble": {**WIDE, **TWO, "ensemble": {"components": 2}},
@@ -113,9 +102,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
-MODELS |= {"numbers": MODELS["linear and network"], "numbers by tower": MODELS["factorized ensemble"]}
-SCHEMAS = {name: NUMBERS if name.startswith("numbers") else SCHEMA for name in MODELS}
-TRAINED_EXAMPLES = 60
+SCHEMAS = dict.fromkeys([*MODELS, "labeled"], SCHEMA) | {
+    "numbers by tower": NUMBERS,
+    "growing": GROWING,
+    "growing network": GROWING,
+}
+MODELS |= {name: MODELS["factorized ensemble"] for name in ("numbers by tower", "growing")}
+MODELS |= {"growing network": NETWORK, "labeled": MODELS["ensemble of all"]}
+# Names of labels that end as those of layers do.
+LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
+EXAMPLES, TRAINED_EXAMPLES = 123, 60
 BATCH_ROWS = 64
 
 
@@ -187,11 +183,6 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
     return pack_table(schema, keys, pa.table(columns))
 
 
-def log_rows(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> Rows:
-    """The same as rows that a log's reader returns."""
-    return rows_of_table(packed_table(raw, schema), schema, 0)
-
-
 def packed_ids(rows: Rows) -> dict[str, np.ndarray]:
     """Ids as ``Scorer.score_ids`` takes them."""
     columns = {"ids": rows.ids}
@@ -210,18 +201,13 @@ def randomize(state: TrainState, seed: int) -> None:
         table.assign(rng.normal(0, 0.4, table.numpy().shape))
     for weight in state.dense:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
-    move_experts(state, rng)
-    if state.statistics is not None:
-        state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
-
-
-def move_experts(state: TrainState, rng: np.random.Generator) -> None:
-    """Changes biases, offsets and gates."""
     for weight in state.experts.weights.values():
         values = rng.normal(-1, 0.2, weight.shape)
         if values.ndim:
             values[1:] = rng.uniform(0.3, 0.7, len(values) - 1)
         weight.assign(values)
+    if state.statistics is not None:
+        state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
 
 
 def make_snapshot(
@@ -276,7 +262,6 @@ def make_case(
     model: dict[str, Any],
     compute_dtype: str,
     folder: Path,
-    examples: int = 123,
     rows: int = 90,
     schema: Schema = SCHEMA,
     raw: dict[str, list[Any]] | None = None,
@@ -288,68 +273,19 @@ def make_case(
         "model": model,
         "compute_dtype": compute_dtype,
         "objective": {"ranking": ranking, "labels": labels or {}},
+        "ids": {"shared_rows": 3} if schema is GROWING else {},
     }
     config = parse_model(TrainConfig, {**content, "batch": {"rows": BATCH_ROWS}}, "test")
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
     state = TrainState(config.table_layouts(schema), config, compute_dtype)
     packed = rows_of_table(table, schema, 0)
-    # Of pairs, the ids of the first rows alone have rows of their own.
+    # Of ids that grow and of pairs, those of the first rows alone have rows of their own.
     learn_ids(state, config, packed.slice(0, rows // 2))
-    randomize(state, examples)
+    randomize(state, EXAMPLES)
     logit, *of_labels = trainer_logits(state, config, packed)
-    snapshot = make_snapshot(state, config, schema, folder, examples)
+    snapshot = make_snapshot(state, config, schema, folder, EXAMPLES)
     return Case(raw, logit, snapshot, state, table, tuple(of_labels))
-
-
-@dataclass
-class GrowingRun:
-    """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn."""
-
-    config: TrainConfig
-    state: TrainState
-    folder: Path
-
-    def learn(self, raw: dict[str, list[Any]]) -> None:
-        """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
-        before = [row_count(table) for table in self.state.tables.weights]
-        learn_ids(self.state, self.config, log_rows(raw, GROWING))
-        for number, (table, old) in enumerate(zip(self.state.tables.weights, before, strict=True)):
-            values = table.numpy()
-            values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
-            table.assign(values)
-
-    def move(self, seed: int) -> None:
-        """Changes all weights."""
-        rng = np.random.default_rng(seed)
-        for table in self.state.tables.weights:
-            values = table.numpy()
-            table.assign(values + rng.normal(0, 0.4, values.shape))
-        for weight in self.state.dense:
-            weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
-        move_experts(self.state, rng)
-
-    def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
-        return trainer_logit(self.state, self.config, log_rows(raw, GROWING))
-
-    def snapshot(self, examples: int) -> Snapshot:
-        return make_snapshot(self.state, self.config, GROWING, self.folder, examples)
-
-
-def make_growing_run(folder: Path, model: str = "plain", learned: int = 0) -> GrowingRun:
-    """A run that has learned from so many rows, in float32."""
-    content = {
-        "model": MODELS[model],
-        "compute_dtype": "float32",
-        "batch": {"rows": BATCH_ROWS},
-        "ids": {"shared_rows": 3},
-    }
-    config = parse_model(TrainConfig, content, "test")
-    run = GrowingRun(config, TrainState(config.table_layouts(GROWING), config, "float32"), folder)
-    if learned:
-        run.learn(draw_raw(learned))
-        run.move(seed=1)
-    return run
 
 
 def saved_variables(model: Path) -> list[np.ndarray]:

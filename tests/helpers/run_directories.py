@@ -80,7 +80,7 @@ def write_run(
     total = ProgressiveMetrics(slices)
     lines = []
     timeline = Timeline()
-    for part in _cut_between_queries(rows, windows):
+    for part in cut_between_queries(rows, windows):
         window = ProgressiveMetrics(slices)
         ids = {name: part[name].to_numpy() for name in slices}
         columns = (part["label"], logit[part.index], part["metric_weight"], part["query_id"])
@@ -181,7 +181,7 @@ def _planned(name: str, entries: dict[str, Any], baseline: str) -> dict[str, Any
     }
 
 
-def _cut_between_queries(rows: pd.DataFrame, windows: int) -> list[pd.DataFrame]:
+def cut_between_queries(rows: pd.DataFrame, windows: int) -> list[pd.DataFrame]:
     starts = np.flatnonzero(rows["query_id"].diff() != 0)
     bounds = [part[0] for part in np.array_split(starts, windows)] + [len(rows)]
     return [rows.iloc[begin:end] for begin, end in pairwise(bounds)]

@@ -66,15 +66,6 @@ def learn(state: TrainState, config: TrainConfig, *learners: Shape, steps: int =
     return result
 
 
-def numbered(weights: dict[str, Any]) -> dict[str, np.ndarray]:
-    """A number of its own for each element."""
-    ends = np.cumsum([0, *(int(np.prod(weight.shape)) for weight in weights.values())])
-    return {
-        name: np.arange(begin, end).reshape(weight.shape)
-        for (name, weight), begin, end in zip(weights.items(), ends, ends[1:], strict=False)
-    }
-
-
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("linear_rule", ["newton", "adagrad"])
 def test_what_is_masked_does_not_move(linear_rule):
@@ -98,23 +89,19 @@ def test_what_is_masked_does_not_move(linear_rule):
         assert changed[rows["tags"]].any(axis=0).all()
 
     weights = state.weights
-    numbers = numbered(weights)
-    kept_columns = np.concatenate([np.arange(4) < 1, np.zeros(4, bool), np.ones(6, bool)])
-    kept = np.concatenate([np.ravel(part) for part in sliced(numbers, CANDIDATE, kept_columns).values()])
     names = list(weights)
-    assert "quality/head_from_1" in names
-    for index, name in enumerate(names):
-        for one in (f"dense/{index:03d}", f"shampoo/tensor{index}/accumulator"):
-            changed = moved[one].reshape(numbers[name].shape)
-            assert np.isin(numbers[name][changed], kept).all(), (name, one)
+    kept_columns = np.concatenate([np.arange(4) < 1, np.zeros(4, bool), np.ones(6, bool)])
+    for key in ("dense/{:03d}", "shampoo/tensor{}/accumulator"):
+        changes = {name: moved[key.format(at)].reshape(weights[name].shape) for at, name in enumerate(names)}
+        inside = sliced(changes, CANDIDATE, kept_columns)
+        assert sum(map(np.sum, changes.values())) == sum(map(np.sum, inside.values()))
     if linear_rule == "newton":
         (item,) = (at for at, one in enumerate(layout.features) if one.name == "item")
         for kind in ("prior_precision", "forgetting"):
             changed = moved[f"{kind}/quality-4"].any(axis=1)
             assert not changed[item] and changed.sum() == 2
-    assert all(
-        moved[f"dense/{names.index(name):03d}"].any() for name in ("quality/head_from_1", "quality/deep_0/w")
-    )
+    for name in ("quality/head_from_1", "quality/deep_0/w"):
+        assert moved[f"dense/{names.index(name):03d}"].any()
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A masked network against the smaller network that it stands for."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,77 +11,74 @@ from ctr.models.click_model import TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
-from ctr.search.masks import MaskedPart, candidate_weights, masked, masks_of, passed_over
+from ctr.search.masks import MaskedPart, candidate_weights, masks_of, passed_over
 from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
 ROWS = 6
-# Two features of 3 columns and one of 2: e_0 has 8.
+# Two features of 3 columns and one of 2: e_0 has 8, or 6 in one tower and 2 in the other.
 LAYOUTS = (
-    TableLayout(
-        "quality",
-        3,
-        (FeatureRows("a", 5, 3, "quality", 0), FeatureRows("b", 5, 3, "quality", 1)),
-    ),
+    TableLayout("quality", 3, (FeatureRows("a", 5, 3, "quality", 0), FeatureRows("b", 5, 3, "quality", 1))),
     TableLayout("ui", 2, (FeatureRows("c", 5, 2, "ui", 2),)),
 )
-UNITS = (5, 4, 3)
-UI_UNITS, FACTORS = (4, 3), 3
+UNITS, RANKS, UI_UNITS, FACTORS = (5, 4, 3), (0, 3, 0), (4, 3), 3
+LARGEST = Shape(UNITS, RANKS, 2, 3, {}, (), UI_UNITS, FACTORS)
+# Which experts there are, whether crosses are full, and the pieces of the transfer function of two towers.
+KINDS = {
+    "network": (("network",), False, None),
+    "linear and network": (("linear", "network"), False, None),
+    "full crosses": (("linear", "network"), True, None),
+    "factorized": (("network",), False, 0),
+    "factorized by pieces": (("network",), False, 5),
+}
 
 
-ALONE, BESIDE = ("network",), ("linear", "network")
-
-
-def architecture(linear=True, full=False, activation="smelu", dtype="float32") -> Architecture:
+def architecture(kind: str, candidate: Shape | None = None) -> Architecture:
+    """Of the network that holds all, or of a candidate as a plain model."""
+    names, full, pieces = KINDS[kind]
+    own = candidate or LARGEST
+    present = [place for place, units in enumerate(own.deep_units) if units]
+    towers = {"quality": UNITS} if pieces is None else {"quality": UNITS, "ui": UI_UNITS}
     # SmeLU of 0 is not 0: what masks leave of a unit must not be seen.
     return Architecture(
-        cross_layers=2,
-        cross_rank=0 if full else 3,
-        deep_units=UNITS,
-        deep_ranks=(0, 3, 0),
-        activation=activation,
+        cross_layers=own.crosses,
+        cross_rank=0 if full else own.cross_rank,
+        deep_units=tuple(own.deep_units[place] for place in present),
+        deep_ranks=tuple(own.deep_ranks[place] if RANKS[place] else 0 for place in present),
+        activation="smelu",
         prior=0.2,
-        linear=linear,
-        compute_dtype=dtype,
-        sources={"quality": passed_over([(0, width) for width in UNITS])},
-    )
+        linear="linear" not in names,
+        factors=None if pieces is None else Factors(own.factor_width, tuple(filter(None, own.ui_units)), pieces, 4.0),
+        sources={} if candidate else {
+            name: passed_over([(0, width) for width in units]) for name, units in towers.items()
+        },
+    )  # fmt: skip
 
 
-def made(experts: Experts, width=8, seed=0) -> dict[str, tf.Tensor]:
+def made(experts: Experts, widths: dict[str, int]) -> dict[str, tf.Tensor]:
     """Weights none of which is where it starts."""
-    rng = np.random.default_rng(seed)
-    shapes = weight_shapes(experts.network, {"quality": width})
-    shapes |= {name: value.shape for name, value in experts.initial().items()}
-    return {name: tf.constant(rng.normal(size=own) * 0.4, tf.float32) for name, own in shapes.items()}
-
-
-def alone(shape: Architecture, candidate: Shape, width: int, weights) -> Architecture:
-    """The candidate as a plain model, whose weights these are."""
-    present = [place for place, units in enumerate(candidate.deep_units) if units]
-    plain = Architecture(
-        cross_layers=candidate.crosses,
-        cross_rank=candidate.cross_rank if shape.cross_rank else 0,
-        deep_units=tuple(candidate.deep_units[place] for place in present),
-        deep_ranks=tuple(candidate.deep_ranks[place] if shape.deep_ranks[place] else 0 for place in present),
-        activation=shape.activation,
-        prior=0.2,
-        linear=shape.linear,
-    )
-    shapes = {name: np.shape(one) for name, one in weights.items() if not name.startswith("experts/")}
-    assert weight_shapes(plain, {"quality": width}) == shapes
-    return plain
+    rng = np.random.default_rng(0)
+    weights = init_weights(experts.network, widths, seed=0) | experts.initial()
+    return {
+        name: tf.constant(weight + rng.normal(size=np.shape(weight)) * 0.4, tf.float32)
+        for name, weight in weights.items()
+    }
 
 
 @st.composite
-def candidates(draw) -> Shape:
+def candidates(draw, factorized: bool) -> Shape:
     units = tuple(draw(st.integers(0, width)) for width in UNITS)
+    # A tower has a column at least: U that of c, its only feature, and Q those of b, which no candidate lacks.
+    without = draw(st.sets(st.sampled_from("a" if factorized else "ac")))
     return Shape(
         deep_units=units,
         deep_ranks=(0, draw(st.integers(1, 3)), 0),
         crosses=draw(st.integers(0 if any(units) else 1, 2)),
         cross_rank=draw(st.integers(1, 3)),
-        widths={"a": draw(st.integers(0, 3)), "c": draw(st.integers(0, 2))},
-        without=draw(st.sets(st.sampled_from("ac"))),
+        widths={"a": draw(st.integers(0, 3)), "c": draw(st.integers(1 if factorized else 0, 2))},
+        without=without,
+        ui_units=tuple(draw(st.integers(0, width)) for width in UI_UNITS) if factorized else (),
+        factor_width=draw(st.integers(1, FACTORS)) if factorized else 0,
     )
 
 
@@ -96,117 +91,61 @@ def columns_of(candidate: Shape) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def candidate_of(shape: Architecture, weights, candidate: Shape) -> dict[str, tf.Tensor]:
-    """The weights of a candidate, from one mask to the next."""
-    everything = Shape(shape.deep_units, shape.deep_ranks, 2, 3, {}, (), UI_UNITS, FACTORS)
-    masked_part = MaskedPart(masks_of(everything, shape, LAYOUTS))
-    masked_part.set_to(masked_part.packed(masks_of(candidate, shape, LAYOUTS)))
-    return dict(masked_part.weights(weights))
+def inputs() -> np.ndarray:
+    """e_0, [B, 8]."""
+    return np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
 
 
-def inputs(kept: np.ndarray | None = None) -> np.ndarray:
-    """e_0, [B, 8], where a table's masks leave zeros for columns that are not kept."""
-    values = np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
-    return values if kept is None else values * kept
-
-
-def prediction(experts: Experts, weights, e0: np.ndarray) -> np.ndarray:
-    linear = tf.constant(np.random.default_rng(2).normal(size=(1, ROWS)), tf.float32)
-    given = {"quality": TowerInput(tf.constant(e0[np.newaxis], tf.float32), linear)}
+def prediction(experts: Experts, weights, columns: dict[str, np.ndarray]) -> np.ndarray:
+    rng = np.random.default_rng(2)
+    given = {
+        tower: TowerInput(tf.constant(e0[np.newaxis]), tf.constant(rng.normal(size=(1, ROWS)), tf.float32))
+        for tower, e0 in columns.items()
+    }
     (logit,) = experts.predictions(weights, experts.scores(weights, given, tf.constant(0.7)))
     return logit.numpy()
 
 
-@pytest.mark.parametrize(("names", "full"), [(ALONE, False), (BESIDE, False), (BESIDE, True)])
+@pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=15)
-@given(candidate=candidates())
-def test_a_masked_network_is_the_smaller_one(names, full, candidate):
-    """With crosses of a rank, or with full ones, that are left out as a whole."""
-    shape = architecture(names == ALONE, full)
-    of_features = masks_of(candidate, shape, LAYOUTS)
+@given(data=st.data())
+def test_a_masked_network_is_the_smaller_one(kind, data):
+    """With crosses of a rank, or with full ones, that are left out as a whole; with one tower or two."""
+    names, _, pieces = KINDS[kind]
+    candidate, shape = data.draw(candidates(pieces is not None)), architecture(kind)
+    parts = {"quality": slice(8)} if pieces is None else {"quality": slice(6), "ui": slice(6, 8)}
+    of_features, kept = masks_of(candidate, shape, LAYOUTS), columns_of(candidate)
     of_columns = [of_features[f"features/{layout.name}"][:, :-1].ravel() for layout in LAYOUTS]
-    np.testing.assert_array_equal(np.concatenate(of_columns), columns_of(candidate))
-    largest, kept = made(Experts(names, shape)), columns_of(candidate)
-    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
-    found = prediction(Experts(names, shape), candidate_of(shape, largest, candidate), inputs(kept))
-    plain = Experts(names, alone(shape, candidate, int(kept.sum()), weights))
-    np.testing.assert_allclose(found, prediction(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
-
-
-def factorized(candidate: Shape | None = None, pieces: int = 0) -> Architecture:
-    """Of the largest model with Q of a and b and U of c, or of a candidate alone."""
-    if candidate is None:
-        units, ui_units, width, crosses, rank = UNITS, UI_UNITS, FACTORS, 2, 3
-    else:
-        units, ui_units = (
-            tuple(one for one in own if one) for own in (candidate.deep_units, candidate.ui_units)
-        )
-        width, crosses, rank = candidate.factor_width, candidate.crosses, candidate.cross_rank
-    both = {"quality": UNITS, "ui": UI_UNITS}
-    return Architecture(
-        cross_layers=crosses,
-        cross_rank=rank,
-        deep_units=units,
-        activation="smelu",
-        prior=0.2,
-        factors=Factors(width, ui_units, pieces, 4.0),
-        sources={
-            tower: passed_over([(0, one) for one in own]) for tower, own in both.items() if not candidate
-        },
+    np.testing.assert_array_equal(np.concatenate(of_columns), kept)
+    largest = made(
+        Experts(names, shape), {tower: part.stop - (part.start or 0) for tower, part in parts.items()}
     )
-
-
-@st.composite
-def factorized_candidates(draw) -> Shape:
-    # A tower has a column at least: U that of c, its only feature, and Q those of b, which no candidate lacks.
-    plain, widths = draw(candidates()), {"a": draw(st.integers(0, 3)), "c": draw(st.integers(1, 2))}
-    return replace(
-        plain,
-        widths=widths,
-        without=plain.without - {"c"},
-        ui_units=tuple(draw(st.integers(0, width)) for width in UI_UNITS),
-        factor_width=draw(st.integers(1, FACTORS)),
+    own = [kept[part] for part in parts.values()]
+    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, *own)
+    plain = architecture(kind, candidate)
+    shapes = {name: np.shape(one) for name, one in weights.items() if not name.startswith("experts/")}
+    assert (
+        weight_shapes(plain, {tower: int(one.sum()) for tower, one in zip(parts, own, strict=True)}) == shapes
     )
-
-
-@pytest.mark.parametrize("pieces", [0, 5])
-@settings(deadline=None, max_examples=15)
-@given(candidate=factorized_candidates())
-def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
-    shape, rng = factorized(pieces=pieces), np.random.default_rng(3)
-    largest = {
-        name: weight + tf.cast(rng.normal(size=weight.shape) * 0.4, tf.float32)
-        for name, weight in init_weights(shape, {"quality": 6, "ui": 2}, seed=0).items()
-    }
-    kept = columns_of(candidate)
-    own, own_ui = kept[:6], kept[6:]
-    plain = factorized(candidate, pieces)
-    weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, own, own_ui)
-    widths = {"quality": int(own.sum()), "ui": int(own_ui.sum())}
-    assert weight_shapes(plain, widths) == {name: np.shape(one) for name, one in weights.items()}
-    linear = {tower: tf.constant(rng.normal(size=(1, ROWS)), tf.float32) for tower in ("quality", "ui")}
+    # From one mask to the next; a table's masks leave zeros for columns that are not kept.
+    masked_part = MaskedPart(masks_of(LARGEST, shape, LAYOUTS))
+    masked_part.set_to(masked_part.packed(of_features))
     e0 = inputs()
-
-    def logits(of: Architecture, weights, **columns: np.ndarray) -> np.ndarray:
-        given_inputs = {
-            tower: TowerInput(tf.constant(values[np.newaxis], tf.float32), linear[tower])
-            for tower, values in columns.items()
-        }
-        return forward(of, weights, given_inputs, tf.constant(0.7)).logits.numpy()[0]
-
-    masked_e0 = inputs(kept)
-    found = logits(
-        shape, candidate_of(shape, largest, candidate), quality=masked_e0[:, :6], ui=masked_e0[:, 6:]
+    found = prediction(
+        Experts(names, shape),
+        dict(masked_part.weights(largest)),
+        {tower: (e0 * kept)[:, part] for tower, part in parts.items()},
     )
-    expected = logits(plain, weights, quality=e0[:, :6][:, own], ui=e0[:, 6:][:, own_ui])
+    columns = {tower: e0[:, part][:, kept[part]] for tower, part in parts.items()}
+    expected = prediction(Experts(names, plain), weights, columns)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
 
 
 def test_masks_of_ones_change_no_bit():
     for dtype in ("float32", "bfloat16"):
-        shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype)
-        weights = made(Experts(ALONE, shape))
-        everything = masks_of(Shape(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
+        shape = Architecture(2, 3, UNITS, RANKS, activation="smelu", compute_dtype=dtype)
+        weights = made(Experts(("network",), shape), {"quality": 8})
+        everything = masks_of(Shape(UNITS, RANKS, 2, 3, {}, ()), shape, LAYOUTS)
         assert all((mask == 1).all() for mask in everything.values())
         e0 = tf.constant(inputs()[np.newaxis], dtype)
         found = []
@@ -221,22 +160,3 @@ def test_masks_of_ones_change_no_bit():
             found.append([logits, *gradients])
         for one, other in zip(*found, strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-def test_each_layer_may_read_the_last_present_one_before_it():
-    assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
-    assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
-    assert passed_over([(5,), (4,)]) == ((), (), ())
-    own = masks_of(Shape((5, 0, 0), (0, 3, 0), 2, 3, {}, ()), architecture(), LAYOUTS)
-    # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
-    matrices = ("quality_head", *(f"quality/head_from_{source}" for source in (2, 1, 0)))
-    assert [own[f"columns/{name}"].tolist() for name in matrices] == [[0], [0], [1], [0]]
-
-
-def test_a_mask_takes_gradients_of_another_dtype():
-    values, mask = tf.constant([1.5, 2.5], tf.bfloat16), tf.constant([1.0, 0.0])
-    with tf.GradientTape() as tape:
-        tape.watch(values)
-        result = masked(values, mask)
-    np.testing.assert_array_equal(tf.cast(result, tf.float32), [1.5, 0])
-    np.testing.assert_array_equal(tape.gradient(result, values, tf.constant([3.0, 4.0])), [3, 0])

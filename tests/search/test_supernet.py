@@ -10,7 +10,6 @@ import pytest
 from ctr.config import load_model, parse_model
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.problem import cost_of, counted
 from ctr.search.shared_weights import Plan, progress_of
 from ctr.search.space import space_of
 from ctr.search.supernet import check_supernet
@@ -133,20 +132,6 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
     # What is whole is not made again.
     assert search(log, tmp_path / "out", **given) == result
     assert_same_search(tmp_path / "out", out)
-
-
-@pytest.mark.soak
-def test_rejection_ends_below_the_target(log, tmp_path):
-    base, made = (
-        parse_model(TrainConfig, BASE, "test"),
-        space_of(parse_model(SearchConfig, {"space": SPACE}, "test")),
-    )
-    for samples in (1024, 16):
-        controller = {"mode": "rejection", "rejection_samples": samples, "learning_rate": 0.05}
-        result = search(log, tmp_path / f"{samples}", target=0.7, controller=controller)
-        assert cost_of(made, base, counted(log, "training"))(result.choice) <= 0.7
-        costs = [line["mean_cost"] for line in lines(tmp_path / f"{samples}" / "controller.jsonl")]
-        assert all(cost is None or cost <= 0.7 for cost in costs) and any(costs)
 
 
 def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):

@@ -13,14 +13,16 @@ from ctr.data.log import create_log
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition, sort_rows
 from model_cases import (
+    GROWING,
+    LABELS,
     MODELS,
+    NUMBERS,
     SCHEMA,
     SCHEMAS,
     Case,
     draw_numbers,
     draw_raw,
     make_case,
-    make_growing_run,
     packed_table,
 )
 
@@ -33,9 +35,10 @@ def case(tmp_path_factory):
     def find(model: str = "plain", compute_dtype: str = "float32") -> Case:
         key = (model, compute_dtype)
         if key not in made:
-            raw = draw_raw(90) | (draw_numbers(90) if SCHEMAS[model] is not SCHEMA else {})
-            folder = tmp_path_factory.mktemp("run")
-            made[key] = make_case(MODELS[model], compute_dtype, folder, schema=SCHEMAS[model], raw=raw)
+            schema, folder = SCHEMAS[model], tmp_path_factory.mktemp("run")
+            raw = draw_raw(90, unknown=schema is GROWING) | (draw_numbers(90) if schema is NUMBERS else {})
+            labels = LABELS if model == "labeled" else None
+            made[key] = make_case(MODELS[model], compute_dtype, folder, schema=schema, raw=raw, labels=labels)
         return made[key]
 
     return find
@@ -65,16 +68,6 @@ def copied(exported, tmp_path):
         return Path(shutil.copytree(exported(model), tmp_path / version))
 
     return copy
-
-
-@pytest.fixture(scope="session")
-def growing(tmp_path_factory):
-    """A run whose ids grow, and its export."""
-    from ctr.serving.export import publish
-
-    folder = tmp_path_factory.mktemp("growing")
-    run = make_growing_run(folder / "run", "factorized ensemble", learned=40)
-    return run, publish(run.snapshot(100), folder / "models").path
 
 
 @pytest.fixture(scope="session")

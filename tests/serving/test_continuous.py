@@ -102,9 +102,7 @@ def test_they_come_after_every_so_many_examples_and_are_the_models_of_their_posi
     train(log, configured(export=EVERY, model=NETWORK), finished, exporter=export_from_run)
     assert times_of(finished) == before
 
-
-@pytest.mark.slow
-def test_they_change_nothing_else(log, finished, tmp_path):
+    # They change nothing else.
     train(log, configured(model=NETWORK), tmp_path / "run")
     last = Path("checkpoints", f"{480:020d}", "arrays.npz")
     arrays = [np.load(run / last) for run in (tmp_path / "run", finished)]
@@ -155,15 +153,12 @@ def change_units(run: Path) -> None:
 def test_runs_that_cannot_be_exported_are_refused(finished, make_rows_log, tmp_path):
     last = Path("checkpoints", f"{480:020d}", "arrays.npz")
     faults = [
+        (lambda run: flip(run / last), r"000480: the checkpoint is damaged .*; there are 144, 288"),
         (shutil.rmtree, "run: no such run directory"),
-        (lambda run: (run / "schema.json").unlink(), r"schema\.json: no such file"),
         (lambda run: (run / "schema.json").write_text("{"), r"schema\.json: .*not JSON"),
-        (lambda run: (run / "schema.json").write_text("[]"), r"schema\.json: .*a JSON object"),
         (lambda run: (run / "schema.json").write_text('{"format": 9}'), "made by an unreleased version"),
         (change_schema, r"schema\.json: .*the file was changed"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "checkpoints: there is no checkpoint"),
-        (lambda run: flip(run / last), r"000480: the checkpoint is damaged .*; there are 144, 288"),
-        (lambda run: (run / "environment.json").unlink(), r"environment\.json: no such file"),
         (change_units, "the checkpoint is of another model than config.yaml"),
     ]
     for number, (spoil, words) in enumerate(faults):
@@ -172,7 +167,7 @@ def test_runs_that_cannot_be_exported_are_refused(finished, make_rows_log, tmp_p
         with pytest.raises(InputError, match=words) as refusal:
             export_run(run, tmp_path / "models")
         assert "\n" not in str(refusal.value)
-        if spoil is faults[7][0]:
+        if not number:
             assert read_snapshot(run, 432).examples == 432
     with pytest.raises(InputError, match="there is no checkpoint 7; there are 144, 288, 432, 480"):
         export_run(finished, tmp_path / "models", 7)

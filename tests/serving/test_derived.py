@@ -1,4 +1,4 @@
-"""Models of derived features: the server gives the time and raw columns, and gets what the trainer predicts."""
+"""Models of derived features and histories: the server gives raw columns, and gets what the trainer predicts."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +16,7 @@ from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
 from model_cases import make_case
 
+HISTORY = {"by": "user", "of": "item", "after": "10m", "last": 5}
 FEATURES = [
     {"name": "item", "kind": "category", "source": "item", "buckets": 50, "width": 4},
     {"name": "block", "kind": "category", "source": "block", "buckets": 40, "width": 4},
@@ -24,13 +25,11 @@ FEATURES = [
     {"name": "age_copy", "kind": "category", "source": "age_text", "buckets": 30, "width": 2},
     {"name": "item_x_block", "kind": "cross", "of": ["item", "block"], "buckets": 200, "width": 4},
     {
-        "name": "hour",
-        "kind": "number",
-        "source": "hour",
-        "boundaries": [6, 12, 18],
-        "width": 2,
+        **{"name": "hour", "kind": "number", "source": "hour", "boundaries": [6, 12, 18], "width": 2},
         "tower": "ui",
     },
+    {"name": "user", "kind": "category", "source": "user"},
+    {"name": "liked", "kind": "category", "buckets": 50, "width": 4, "history": HISTORY},
     {"name": "size", "kind": "category", "source": "whole_size", "buckets": 30, "width": 2, "tower": "ui"},
 ]
 DERIVE = {
@@ -41,12 +40,14 @@ DERIVE = {
     "whole_size": {"from": "size", "cast": "integer"},
 }
 SCHEMA = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
-INPUTS = {"item", TIME_COLUMN, "zip", "age", "size"}
+INPUTS = {"item", TIME_COLUMN, "zip", "age", "size", "liked"}
 MODEL = {
     "crosses": {"layers": 1, "rank": 3, "ramp": [10, 110]},
     "deep": {"units": [8]},
     "prior": 0.2,
     "factorized": {"width": 4, "ui_units": [8]},
+    "pooling": {"liked": "target"},
+    "without": ["user"],
 }
 START = datetime(2024, 2, 28, 23, 59, 59, tzinfo=UTC)
 
@@ -60,6 +61,9 @@ def draw(count=90):
     def some(values):
         return [values[n] for n in rng.integers(0, len(values), count)]
 
+    def some_items(size):
+        return [f"i{n}" for n in rng.integers(0, 20, size)]
+
     steps = [timedelta(microseconds=us) for us in (0, 999_999, 1_000_000, *range(0, 40 * HOUR_US, HOUR_US))]
     times = [START + step for step in some(steps)]
     return {
@@ -67,23 +71,25 @@ def draw(count=90):
         "zip": some(["日本語", "日本", "é1", "90210", "", "9.0"]),
         "age": some([None, 25.0, 40.0, 12.5]),
         "size": some(["7", "7.0", "07", "", "12"]),
+        "liked": [some_items(rng.integers(0, 6)) for _ in range(count)],
         TIME_COLUMN: [round(time.timestamp() * 1e6) for time in times],
     }
 
 
 def texts(raw):
     """As a request or a CSV file has the values."""
-    return {
-        name: values if name == TIME_COLUMN else ["" if value is None else str(value) for value in values]
-        for name, values in raw.items()
-    }
+
+    def text(value):
+        return " ".join(value) if isinstance(value, list) else "" if value is None else str(value)
+
+    return {name: values if name == TIME_COLUMN else [*map(text, values)] for name, values in raw.items()}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     raw = draw()
     # Ingestion has the column as text.
-    table = {**raw, "item": [str(value) for value in raw["item"]]}
+    table = {**raw, "item": [str(value) for value in raw["item"]], "user": ["u"] * len(raw["item"])}
     case = make_case(MODEL, "float32", tmp_path_factory.mktemp("run"), schema=SCHEMA, raw=table)
     return raw, case, publish(case.snapshot, tmp_path_factory.mktemp("models")).path
 
@@ -110,7 +116,7 @@ def test_nothing_derived_is_asked_of_the_caller_and_what_he_has_to_bring_is_told
     signatures, requests = metadata["signatures"], metadata["requests"]
     functions = ("predict", "quality", "ui")
     columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in functions}
-    quality = {"item", TIME_COLUMN, "zip", "age"}
+    quality = {"item", TIME_COLUMN, "zip", "age", "liked"}
     assert columns == {"predict": INPUTS, "quality": quality, "ui": {TIME_COLUMN, "size"}}
     assert signatures["predict"]["inputs"][TIME_COLUMN]["dtype"] == "int64"
     assert set(requests["inputs"]) == INPUTS

@@ -16,11 +16,12 @@ from ctr.io.errors import InputError
 from ctr.optim import Shampoo
 from ctr.serving.recommenders import RecommendersModel, ids_of_rows
 from ctr.serving.scorer import Scorer
-from model_cases import GROWING, SCHEMA, draw_raw, log_rows, make_growing_run, trainer_logit
+from model_cases import SCHEMA, trainer_logit
 
 
 def ids_of(case):
-    return ids_of_rows(SCHEMA, rows_of_table(case.table, SCHEMA, 0))
+    schema = case.snapshot.schema
+    return ids_of_rows(schema, rows_of_table(case.table, schema, 0))
 
 
 @pytest.mark.slow(first=1)
@@ -57,11 +58,10 @@ def test_beside_other_experts_it_is_the_network(case):
 
 
 @pytest.mark.slow
-def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
-    run = make_growing_run(tmp_path / "run", learned=40)
-    model, raw = RecommendersModel(run.snapshot(100)), draw_raw(50, seed=3, unknown=True)
-    logit = model(ids_of_rows(GROWING, log_rows(raw, GROWING))).numpy()
-    np.testing.assert_allclose(logit, run.score(raw), rtol=1e-5, atol=1e-5)
+def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(case):
+    made = case("growing network")
+    logit = RecommendersModel(made.snapshot)(ids_of(made)).numpy()
+    np.testing.assert_allclose(logit, made.logit, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -111,18 +111,17 @@ def test_other_models_are_refused(case, tmp_path, kind, what):
         RecommendersModel.from_run(tmp_path / "nowhere")
 
 
+WITHOUT = (
+    "import os, sys; os.environ['TF_USE_LEGACY_KERAS'] = '1'; sys.modules['tensorflow_recommenders'] = None"
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (
-            "",
-            "requires Keras 2, as tensorflow-recommenders does: set TF_USE_LEGACY_KERAS=1 before TensorFlow",
-        ),
-        (
-            "import os, sys; os.environ['TF_USE_LEGACY_KERAS'] = '1'; sys.modules['tensorflow_recommenders'] = None",
-            'requires tensorflow_recommenders: pip install "clicktrain[train,tfrs]"',
-        ),
+        ("", "requires Keras 2, as tensorflow-recommenders does: set TF_USE_LEGACY_KERAS=1 before"),
+        (WITHOUT, 'requires tensorflow_recommenders: pip install "clicktrain[train,tfrs]"'),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(fresh_python, root, before, message):

@@ -13,11 +13,16 @@ import pytest
 
 import raw_logs
 from ctr.cli import main
+from ctr.data.log import create_log
+from ctr.data.shards import publish_partition, sort_rows
+from ctr.eval.arrays import sigmoid
 from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
+from ctr.serving.score import score_log
 from ctr.serving.scorer import Scorer
-from model_cases import FEATURES, MODELS, make_case
+from model_cases import FEATURES, MODELS, SCHEMA, make_case
+from small_runs import labeled
 
 LOG_COLUMNS = ["query_time", "query_id", "example_id", "label", "train_weight", "metric_weight"]
 
@@ -186,13 +191,13 @@ def bytes_of(log: str) -> dict[str, bytes]:
 def test_a_table_without_labels_is_ingested_and_scored_as_with_labels(rows, logit, place, capfd):
     labels = [str(row % 4 // 3) for row in range(90)]
     assert ingest(rows, "log", labels=labels) == 0
-    labeled = score("log")
-    np.testing.assert_array_equal(labeled["label"], np.arange(90) % 4 // 3)
+    with_labels = score("log")
+    np.testing.assert_array_equal(with_labels["label"], np.arange(90) % 4 // 3)
     assert ingest(rows, "new", "--without-labels", labels=None) == 0
     assert "new: 90 examples, 30 queries, no labels, 1 partitions" in capfd.readouterr().out
     scores = score("new")
     assert list(scores) == ["query_time", "query_id", "example_id", "learned", "logit", "p"]
-    pd.testing.assert_frame_equal(scores, labeled[list(scores)])
+    pd.testing.assert_frame_equal(scores, with_labels[list(scores)])
     np.testing.assert_allclose(scores.sort_values("example_id")["logit"], logit, rtol=0, atol=1e-5)
     # Empty labels, and a mapping without a label, give the same log.
     assert ingest(rows, "empty", "--without-labels", labels=[""] * 90) == 0
@@ -231,6 +236,19 @@ def test_a_log_without_labels_is_only_scored(rows, place, capfd):
     capfd.readouterr()
     assert ingest(rows, "new", labels=["0"] * 90) == 1
     assert "ingested with label: none, and the mapping now has label: 0 or 1" in capfd.readouterr().err
+
+
+def test_scores_have_a_column_for_each_further_label(case, exported, tmp_path):
+    made, scorer, out = case("labeled"), Scorer(exported("labeled")), tmp_path / "scores.parquet"
+    # A model reads logs of the same features, whatever labels they have.
+    rows = labeled(sort_rows(made.table), SCHEMA, rent=np.ones(made.table.num_rows))
+    create_log(tmp_path / "log", rows["schema"])
+    publish_partition(tmp_path / "log", rows["schema"], 0, 10**9, rows["table"])
+    # The command writes over its own files alone, which it knows by their last columns.
+    for _ in range(2):
+        score_log(scorer, tmp_path / "log", out)
+    scores = pd.read_parquet(out).sort_values("example_id")
+    np.testing.assert_allclose(scores["p_sale"], sigmoid(made.labels[0]), rtol=0, atol=1e-5)
 
 
 class TestRefusals:

@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.serving import scorer
 from ctr.serving.export import publish
-from ctr.serving.scorer import RowCache, Scorer
+from ctr.serving.scorer import Scorer
 from fault_points import flip
 from model_cases import FEATURES, MODELS, draw_raw, make_case
 
@@ -42,10 +42,8 @@ def test_other_ways_to_say_the_same(factorized):
     for changes in (
         {"tags": TAGS},
         {"tags": [text.encode() for text in TAGS]},
-        {"tags": np.array(TAGS)},
         {"tags": [("t1", None, "t2"), None, np.array(["t3"])]},
         {"class": ["1", "22", "7"]},
-        {"class": np.array([1, 22, 7])},
         {"class": np.array([b"1", b"22", b"7"])},
         {"class": np.array([1, 22, 7], object)},
         {"class": [1.0, "22.0", "7.00"]},
@@ -57,10 +55,8 @@ def test_other_ways_to_say_the_same(factorized):
     ):
         np.testing.assert_array_equal(factorized.predict({**ROWS, **changes}), expected, err_msg=str(changes))
     # Truth values are texts.
-    made = [
-        factorized.predict({**ROWS, "class": values}) for values in ([True, False, 1], ["true", "false", "1"])
-    ]
-    np.testing.assert_array_equal(*made)
+    as_texts = factorized.predict({**ROWS, "class": ["true", "false", "1"]})
+    np.testing.assert_array_equal(factorized.predict({**ROWS, "class": [True, False, 1]}), as_texts)
 
 
 def test_one_value_stands_for_every_row_and_no_rows_give_empty_arrays(factorized):
@@ -82,13 +78,10 @@ def test_one_value_stands_for_every_row_and_no_rows_give_empty_arrays(factorized
         ({"class": [1, {}, 3]}, "column class, row 1: {} is not allowed"),
         ({"class": [["a"], "b", "c"]}, "column class, row 0: a list is allowed only for a multivalent cat"),
         ({"tags": [["a|b"], [], []]}, r"column tags, row 0: 'a\|b' contains the separator '\|'"),
-        ({"tags": [[], [["a"]], []]}, "column tags, row 1: a list"),
         ({"price": [1, "x", 2]}, "column price, row 1: 'x' is not allowed: a number"),
         ({"price": np.array(5.0)}, "column price: an array of 0 dimensions is not allowed; allowed: one dim"),
         ({"class": {1: 0, 2: 0, 3: 0}}, "column class: dict is not allowed: a list, an array or one"),
-        ({"class": iter("123")}, "column class: .*iterator is not allowed"),
         ({"price": [1, 10**400, 2]}, "column price, row 1: a whole number outside the range of float64"),
-        ({"price": -(10**400)}, "column price, row 0: a whole number outside"),
         ({"title": ["\ud800", "", ""]}, "column title, row 0: .*surrogates not allowed"),
     ],
 )
@@ -140,35 +133,13 @@ def test_rows_of_u_are_computed_once_for_each_value_of_the_towers_columns(export
     assert not np.array_equal(made[0], made[1])
     # More rows than it holds.
     many = {"position": [str(n) for n in range(10)], "size": list(range(10)), "user:id": "u"}
-    for _ in range(2):
-        same(many)
-
-
-def test_a_cache_gives_what_was_computed_and_forgets_the_longest_unused():
-    cache = RowCache(3, [1])
-    for keys, missing in (
-        ([1, 2, 1], [1, 2]),
-        ([1], []),
-        ([3, 4], [3, 4]),
-        # 2, which 1 was used after, is gone.
-        ([1, 3, 4], []),
-        ([2], [2]),
-        ([3, 4, 2], []),
-        ([1], [1]),
-        ([3], [3]),
-        # More than it holds: the last ones stay.
-        ([5, 6, 7, 8, 9, 5], [5, 6, 7, 8, 9]),
-        ([7, 8, 9], []),
-    ):
-        asked = []
-
-        def compute(places, keys=keys, asked=asked):
-            asked.extend(keys[place] for place in places)
-            return np.array([[keys[place]] for place in places], np.float32)
-
-        rows = cache.get(keys, compute)
-        assert (rows[:, 0].tolist(), asked) == (keys, missing) and len(cache) <= 3
-        rows[:] = 99  # What it gives is not its own memory.
+    same(many)
+    computed.clear()
+    # The last ones stay, and what it gives is not its own memory.
+    last = {"position": ["7", "8", "9"], "size": [7, 8, 9], "user:id": "u"}
+    cached.ui(last)[:] = 99
+    same(last)
+    assert computed == [] and len(cached._cache) == 3
 
 
 def refused(path, words):
@@ -195,18 +166,9 @@ METADATA = "assets.extra/ctr.json"
     ("name", "change", "words"),
     [
         ("saved_model.pb", flip, "saved_model.pb: damaged"),
-        ("assets.extra/tf_serving_warmup_requests", flip, "tf_serving_warmup_requests: damaged"),
         ("variables/variables.index", Path.unlink, r"variables\.index: missing"),
-        (
-            "more",
-            lambda path: path.write_text("x"),
-            r"123/more: is not among the files .* records: delete it",
-        ),
-        (
-            "link",
-            lambda path: path.symlink_to("saved_model.pb"),
-            "link: a model has no symbolic links: delete",
-        ),
+        ("more", Path.touch, r"123/more: is not among the files .* records: delete it"),
+        ("link", lambda path: path.symlink_to("ab"), "link: a model has no symbolic links: delete"),
         (METADATA, Path.unlink, r"ctr\.json: no such file"),
         (METADATA, {"format": 7}, "made by an unreleased version of ctr; make it again"),
         (METADATA, {"signatures": None}, "signatures missing"),

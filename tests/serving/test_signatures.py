@@ -17,7 +17,7 @@ from model_cases import packed_ids
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
+def test_input_names_are_the_columns_where_that_is_possible():
     columns = ["C1", "c1", "user:id", "user_id", "class", "self", "7days", "_x", "ü", "用户", "ü2"]
     names = input_names(columns)
     assert list(names.values()) == columns
@@ -27,16 +27,6 @@ def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
     assert input_names(["a b", "a_b", "a-b", "a_b_"]) == {
         "a_b__": "a b", "a_b": "a_b", "a_b___": "a-b", "a_b_": "a_b_",
     }  # fmt: skip
-    # All of them are names that a saved function can have.
-    function = tf.function(
-        lambda given: {"all": tf.strings.join([given[name] for name in names], " ")},
-        input_signature=[{name: tf.TensorSpec([None], tf.string, name=name) for name in names}],
-        autograph=False,
-    )
-    tf.saved_model.save(tf.Module(), str(tmp_path), signatures={"f": function})
-    loaded = tf.saved_model.load(str(tmp_path)).signatures["f"]
-    made = loaded(**{name: tf.constant([column]) for name, column in names.items()})
-    assert made["all"].numpy().tolist() == [" ".join(columns).encode()]
 
 
 FEATURES = (

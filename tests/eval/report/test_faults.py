@@ -102,12 +102,9 @@ def test_damaged_lines_of_windows_are_told_in_one_line(write_run):
     text = path.read_text()
     for changed, message in (
         (text + '{"examp', "metrics.jsonl line 4: not JSON"),
-        (text + '"x"\n', "must be a JSON object, got str"),
-        (text + "{}\n", "not readable as windows"),
         (text + f'{{"examples": {2**70}}}', "not readable as windows"),
         (text.replace('"auc": 0', '"auc": "high", "auc_was": 0', 1), "not readable as windows: .*'high'"),
         (text.replace('"auc_ci95": [', '"auc_ci95": [3, ', 1), "not readable as windows"),
-        (text.replace('"auc_ci95": [', '"auc_ci95": 3, "was": [', 1), "not readable as windows"),
     ):
         path.write_text(changed)
         with pytest.raises(InputError, match=message) as caught:

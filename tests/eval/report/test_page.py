@@ -24,7 +24,8 @@ def test_no_text_becomes_part_of_a_page():
         figures.by_name(BAD, [{BAD: Number(0.1, 0.0, 0.2)}], [BAD], note=BAD),
         figures.plane(BAD, [[Point(BAD, Number(1.0), Number(2.0))] * 2], (BAD, BAD), note=BAD),
     ]
-    section = Section(BAD, [BAD], [one for one in drawn if one], [(BAD, TABLE)], [(BAD, BAD), (BAD, TABLE)])
+    tables = [(BAD, TABLE), ("empty", TABLE[:0])]
+    section = Section(BAD, [BAD], [one for one in drawn if one], tables, [(BAD, BAD), (BAD, TABLE)])
     context = PageContext(BAD, [BAD], [BAD], [BAD], [section], [BAD, "other"])
     check_context(context)
     html = render_page(context)
@@ -36,16 +37,9 @@ def test_no_text_becomes_part_of_a_page():
     starts = [svg.replace("&lt;", "").split("<text", 1)[0].split(">", 1)[1] for svg in page.images()]
     assert "alert(1)" not in "".join(starts)
     assert html == render_page(context)
+    assert "empty" not in html
     # The run of the first column has its color and its sign.
     assert 'style="color: var(--run-0)">●' in html
-
-
-def test_names_of_runs_have_signs_and_empty_tables_are_left_out():
-    table = pd.DataFrame([["1", "run"], ["1", "b"]], columns=["value", "run"])
-    section = Section("slices", tables=[("by place", table), ("by time", table[:0])])
-    html = render_page(PageContext("title", [], [], [], [section], ["run", "b"]))
-    signs = re.findall(r"(.)</span>&nbsp;(\w+)</td>", html)
-    assert signs == [("●", "run"), ("■", "b")] and html.count("</span>") == 2 and "by time" not in html
 
 
 def test_a_wide_band_leaves_the_course_to_be_seen():

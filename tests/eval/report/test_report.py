@@ -104,8 +104,6 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     assert "alone, the best of the 3 features that the run is sliced by" in words_of(context)
     about = section_of(context, "Features")
     assert not about.tables and [len(content) for _, content in about.folded] == [30]
-    plain = page_of(write_run(tmp_path / "plain", log, logit))
-    assert "No base rate by a single feature stands beside it" in words_of(plain)
 
 
 def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
@@ -171,7 +169,7 @@ def test_days_sum_up_their_windows(rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_file_is_whole(runs, tmp_path):
+def test_the_file_is_whole_and_replaces_reports_alone(runs, capsys, tmp_path):
     path = write_report(runs, tmp_path / "new" / "report.html")
     html = path.read_text()
     # The same runs give the same bytes.
@@ -182,6 +180,13 @@ def test_the_file_is_whole(runs, tmp_path):
     for namespace in ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"):
         html = html.replace(namespace, "")
     assert not re.search(r"https?://", html) and "<dc:date>" not in html
+    assert main(["report", *map(str, runs), "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n" and is_page(path)
+    for other in ("<!DOCTYPE html>\n<title>mine</title>", path.read_text()[1:], "seed: 1"):
+        path.write_text(other)
+        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
+            write_report(runs, path)
+        assert path.read_text() == other
 
 
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
@@ -251,20 +256,3 @@ def test_bad_arguments(runs, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error == f"error: {run / 'config.yaml'}: no such file; a finished run has one\n"
     assert not (run / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_a_report_replaces_reports_alone(runs, capsys):
-    assert main(["report", str(runs[0])]) == 0
-    page = runs[0] / "report.html"
-    assert capsys.readouterr().out == f"{page}\n"
-    text = page.read_text()
-    html = Html(text)
-    html.check()
-    assert len(html.images()) == 4 + 1 and is_page(page)
-    for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
-        page.write_text(other)
-        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
-            write_report(runs[:1], page)
-        assert page.read_text() == other
-    page.unlink()

@@ -137,20 +137,16 @@ def test_wrong_plans_and_costs_are_one_line(tmp_path):
     for change, reported in (
         (lambda plan: plan.pop("baseline"), r"baseline: Field required"),
         (lambda plan: plan.update(baseline="other"), r".*'other' must be the name of an arm: base, arm"),
-        (lambda plan: plan["arms"][1].update(against="x"), r".*'x' must be the name of an arm"),
         (lambda plan: plan["arms"][1].update(name="../x"), r"arms.1.name: String should match.*got '../x'"),
         (
             lambda plan: plan["arms"][1].update(name="base"),
             r".*arms must have distinct names, got base, base",
         ),
-        (lambda plan: plan["arms"][0]["runs"][0].update(seed="1"), r"arms.0.runs.0.seed: .*integer, got '1'"),
     ):
         write_plan(tmp_path, {"base": {}, "arm": {}})
         edit(tmp_path / "plan.json", change)
         refused(rf"plan\.json: {reported}")
     write_plan(tmp_path, {"base": {}})
-    for entries in ('"step_ratio": [1, 2]', '"train_flops": -1', '"step_ms": NaN'):
-        (tmp_path / "costs.json").write_text(f'{{"arms": {{"base": {{{entries}}}}}}}')
+    for costs in ('{"arms": {"base": {"step_ratio": [1, 2]}}}', '{"arms": {"base": {"step_ms": NaN}}}', "{"):
+        (tmp_path / "costs.json").write_text(costs)
         refused(r"costs\.json: ")
-    (tmp_path / "costs.json").write_text("{")
-    refused(r"costs\.json: ")

@@ -37,26 +37,6 @@ def curve(*points: tuple[float, float]) -> list[CurvePoint]:
     return [CurvePoint(cost, exact(accuracy)) for cost, accuracy in points]
 
 
-def test_between_points_the_curve_is_linear_in_the_logarithm_of_cost():
-    # At the geometric mean of two costs, the arithmetic mean of their accuracies; and the other way round.
-    points = curve((8, 0.76), (2, 0.72), (32, 0.77))
-    found = accuracy_at_neutral_cost(points, CurvePoint(4, exact(0.7)))
-    assert found.value == pytest.approx(0.74 / 0.7 - 1, rel=1e-12)
-    assert (found.low, found.high) == pytest.approx((found.value, found.value))
-    found = cost_at_neutral_accuracy(points, CurvePoint(16, exact(0.74)))
-    assert found.value == pytest.approx(4 / 16 - 1, rel=1e-12)
-    # A logarithmic law is read off exactly everywhere.
-    points = curve(*((cost, 0.7 + 0.02 * math.log(cost)) for cost in (0.5, 1.0, 2.5, 4.0, 9.0)))
-    for cost in np.linspace(0.5, 9.0, 23):
-        accuracy = 0.7 + 0.02 * math.log(cost)
-        assert accuracy_at_neutral_cost(points, CurvePoint(cost, exact(0.7))).value == pytest.approx(
-            accuracy / 0.7 - 1
-        )
-        assert cost_at_neutral_accuracy(points, CurvePoint(3.0, exact(accuracy))).value == pytest.approx(
-            cost / 3 - 1
-        )
-
-
 def test_nothing_is_told_beyond_the_sweep_but_a_bound():
     points = curve((2, 0.72), (8, 0.76))
     assert accuracy_at_neutral_cost(points, CurvePoint(1, exact(0.8))) == below(-0.1)
