@@ -1,17 +1,29 @@
-"""Beam's options on their way from the command line to Beam."""
+"""Beam's options on their way from the command line to Beam, and pipelines as a runner elsewhere gets them."""
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from apache_beam.options.pipeline_options import PortableOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import (
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.transforms.environments import DockerEnvironment
 
+import event_files
 from ctr.cli import main
 from ctr.pipelines.beam import read_beam_options
-from ctr.pipelines.events.stream import streaming_options
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.stream import PublishStream, streaming_options
+from ctr.pipelines.events.stream_sources import EventsInFolders
 
 IMAGE = "registry.example/ctr-beam:1"
 
@@ -60,3 +72,36 @@ def evaluate(folder: Path, given: str) -> int:
     weights = {name: pa.array([1], pa.float32()) for name in ("train_weight", "metric_weight", "logit")}
     pq.write_table(pa.table({**columns, **weights}), folder / "predictions.parquet")
     return main(["evaluate", str(folder / "predictions.parquet"), f"--beam-options={given}"])
+
+
+def events_job() -> Any:
+    """The streaming job, of folders that all workers share."""
+    mapping, log, folder = event_files.mapping(), Path("/shared/log"), Path("/shared/events")
+    return EventsInFolders(mapping, [folder], FollowSettings()) | PublishStream(mapping, log, 0.01)
+
+
+def graph(transform: Any, *options: str) -> beam_runner_api_pb2.Pipeline:
+    """The pipeline as a runner elsewhere gets it."""
+    pipeline = beam.Pipeline(options=PipelineOptions(options))
+    _ = pipeline | transform
+    image = DockerEnvironment.from_container_image(IMAGE)
+    return pipeline.to_runner_api(default_environment=image)
+
+
+def test_a_graph_names_the_image_and_keeps_state_by_key_alone():
+    found = graph(events_job(), "--streaming")
+    images = [
+        beam_runner_api_pb2.DockerPayload.FromString(one.payload).container_image
+        for one in found.components.environments.values()
+    ]
+    assert images == [IMAGE]
+    shuffles = [
+        one
+        for one in found.components.transforms.values()
+        if one.spec.urn == "beam:transform:group_by_key:v1"
+    ]
+    assert len(shuffles) >= 2
+    for one in found.components.transforms.values():
+        if one.spec.urn == "beam:transform:pardo:v1":
+            payload = beam_runner_api_pb2.ParDoPayload.FromString(one.spec.payload)
+            assert not payload.state_specs and not payload.timer_family_specs
