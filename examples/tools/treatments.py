@@ -69,8 +69,8 @@ def show(folders: list[Path]) -> None:
         rows = read_rows(Path(plan.log)).assign(experiment=number)
         rows = rows.assign(query_key=rows.query_id * len(folders) + number)
         for arm in plan.arms:
-            against[arm.shown] = (plan.reference(arm) or arm).shown
-            runs.setdefault(arm.shown, []).extend(with_losses(rows, folder / run.folder) for run in arm.runs)
+            against[arm.label] = (plan.reference(arm) or arm).label
+            runs.setdefault(arm.label, []).extend(with_losses(rows, folder / run.folder) for run in arm.runs)
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in runs.items()}
     for part in ("served", "randomized", "rare"):
         print(f"\n| {part} | rows | excess loss | ratio | second half | by experiment | predicted |")
