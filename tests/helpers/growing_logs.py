@@ -31,11 +31,11 @@ ROOTS = {
 }
 
 
-def constrained(path: Path) -> dict[str, Any]:
+def constrained(path: Path, learning_rate: float = 0.5, own_loss: bool = True) -> dict[str, Any]:
     constraints = {
-        "learning_rate": 0.5,
+        "learning_rate": learning_rate,
         "families": [{"name": "random", "log": "exposure"}],
-        "logs": [{"name": "exposure", "path": str(path), "own_loss": True}],
+        "logs": [{"name": "exposure", "path": str(path), "own_loss": own_loss}],
     }
     return {"objective": {"bias_constraints": constraints}}
 

@@ -1,16 +1,13 @@
 """SmeLU at its joints; every activation and its gradient, compiled and not, against float64."""
 
-import gc
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from scipy.special import erf
-from tensorflow.python.framework.ops import gradient_registry
 
 from ctr.models.activations import ACTIVATIONS, biased_activation, make_activation
-from ctr.models.own_gradient import own_gradient
 
 NAMES = ["smelu", *sorted(ACTIVATIONS)]
 BETA = 0.75
@@ -103,47 +100,3 @@ def test_the_bias_of_an_activation(towers, compiled):
     np.testing.assert_allclose(value, np.tanh(z + bias), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(of_z, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(of_bias, exact.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-5)
-
-
-def registered():
-    gc.collect()
-    return {name for name in gradient_registry.list() if name.startswith("CustomGradient-")}
-
-
-@own_gradient
-def squared(x, y):
-    return (x * x, y + 1), lambda of_x, of_y: (3 * x * of_x, 5 * of_y)
-
-
-def gradients(function):
-    x, y = tf.constant(2.0), tf.constant(7.0)
-    with tf.GradientTape() as tape:
-        tape.watch([x, y])
-        total = tf.add_n(function(x, y))
-    assert float(total) == 12
-    return [float(one) for one in tape.gradient(total, [x, y])]
-
-
-def test_it_is_the_gradient_in_eager_mode_in_a_graph_and_through_one():
-    assert gradients(squared) == [6, 5]
-    # The tape outside: the gradient of a graph that is traced by then.
-    compiled = tf.function(squared)
-    assert [gradients(compiled) for _ in range(2)] == [[6, 5]] * 2
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_a_function_that_is_gone():
-    def run():
-        def step(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                one = tf.cond(x > 0, lambda: squared(x, x)[0], lambda: x)
-            return tape.gradient(one, x)
-
-        traced = tf.function(step)
-        assert float(traced(tf.constant(2.0))) == 6
-        return len(registered() - before)
-
-    before = registered()
-    assert [run() for _ in range(3)] == [1] * 3
-    assert registered() == before

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.models.architecture import Architecture, Factors
-from ctr.models.click_model import (
-    TowerInput,
-    ensemble_logit,
-    forward,
-    rounded_weights,
-    transfer,
-)
+from ctr.models.click_model import TowerInput, ensemble_logit, forward, rounded_weights, transfer
 from ctr.models.initial_weights import init_weights
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.embeddings import create_table, initial_rows, look_up, tower_inputs, tower_widths
-from ctr.models.row_curvature import row_curvatures
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.tables.plan import pad_plan, plan_table
 from slow_id_map import MASK, splitmix64
@@ -145,28 +144,6 @@ def test_a_fresh_table_depends_on_seed_name_and_copy_and_starts_without_linear_w
     np.testing.assert_allclose(fresh(scale=0.1), 2 * table, rtol=1e-6)
 
 
-def test_curvature_and_features_are_those_of_loops():
-    layout, plan = next(both for both in zip(LAYOUTS, plans(), strict=True) if both[0].name == "quality-2")
-    rng = np.random.default_rng(1)
-    curvature, left = (rng.uniform(0.2, 1, PADDED_ROWS).astype(np.float32) for _ in range(2))
-    # Of three rows of a query the second has no weight; in the others feature a is the query's, b is not.
-    curvature[[1, 4, 5]] = 0
-    query = np.array([0, 0, 0, 1, 5, 5], np.int32)
-    ids_of = {0: IDS[[0, 2]], 1: IDS[3:]}
-    given = {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
-    shared = tf.constant(curvature * left)
-    (found,) = row_curvatures([layout], [given], [(tf.constant(curvature), shared)], tf.constant(query))
-    expected, groups = np.zeros(layout.rows), np.full(layout.rows, -1)
-    for row, place, one, share in uses(layout):
-        if curvature[row]:
-            column = layout.features[place].single
-            is_of_query = column is not None and len(set(ids_of[query[row]][:, column])) == 1
-            expected[one] += curvature[row] * share**2 * (left[row] if is_of_query else 1)
-            groups[one] = place
-    np.testing.assert_allclose(found.curvature, expected[plan.distinct], rtol=1e-5)
-    np.testing.assert_array_equal(found.groups, groups[plan.distinct])
-
-
 def test_an_initial_value_by_hand():
     digest = hashlib.sha256(b"3/1/user").digest()
     first, second = (int.from_bytes(digest[at : at + 8], "little") for at in (0, 8))
@@ -183,11 +160,3 @@ def test_an_initial_value_by_hand():
     found = initial_rows(np.array(fingerprints), "user", 5, 0.1, seed=3, copy=1)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
-
-
-def test_initial_values_depend_neither_on_the_order_nor_on_other_ids_nor_on_the_number_of_columns():
-    fingerprints = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 20_000)
-    rows = initial_rows(fingerprints, "user", 7, 0.1, seed=1)
-    order = np.random.default_rng(1).permutation(len(rows))
-    np.testing.assert_array_equal(initial_rows(fingerprints[order], "user", 7, 0.1, seed=1), rows[order])
-    np.testing.assert_array_equal(initial_rows(fingerprints[5:6], "user", 3, 0.1, seed=1), rows[5:6, :3])

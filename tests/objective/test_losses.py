@@ -114,8 +114,7 @@ def rank_by_hand(logit, pairs, weights):
 def rank(logit, pairs, weights, function=rank_loss):
     clicked, other = np.array(pairs, np.int32).reshape(-1, 2).T
     return value_and_gradient(
-        lambda s: function(s, tf.constant(clicked), tf.constant(other), tf.constant(weights, s.dtype)),
-        logit,
+        lambda s: function(s, tf.constant(clicked), tf.constant(other), tf.constant(weights, s.dtype)), logit
     )
 
 
@@ -214,12 +213,7 @@ def test_the_curvature_is_that_of_every_term(trains):
     clicked = logit + 0.1
     teacher = np.array([0.5, -2.0, np.nan, 1.0, 0.0])
     pairs, pair_weights = [(0, 1), (0, 2), (3, 1)], np.array([1.0, 0.5, 3.0])
-    targets = {
-        "own_weight": weight,
-        "label": label,
-        "teacher_logit": teacher,
-        "pairs_weight": pair_weights,
-    }
+    targets = {"own_weight": weight, "label": label, "teacher_logit": teacher, "pairs_weight": pair_weights}
     targets = {name: tf.constant(values, tf.float32) for name, values in targets.items()}
     targets |= {
         "pairs_clicked": tf.constant([a for a, _ in pairs]),

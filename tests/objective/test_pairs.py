@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.objective.pairs import Pairs, click_pairs
+from ctr.objective.pairs import click_pairs
 
 MOST = 2**20
 
@@ -159,15 +159,3 @@ def test_memory_follows_the_pairs_taken_not_all_of_a_huge_query():
     # Every eighth clicked row, and other rows from everywhere.
     assert len(set(pairs.clicked.tolist())) == 4096
     assert len(set(pairs.other.tolist())) > 3500
-
-
-def test_padded_pairs_have_weight_0():
-    pairs = click_pairs(*batch([[(1, 2.0)] * 9 + [(0, 3.0)] * 9]), MOST)
-    padded = pairs.padded(96)
-    assert [part.dtype for part in padded] == [np.int32, np.int32, np.float32]
-    assert {len(part) for part in padded} == {96}
-    for part, original in zip(padded, pairs, strict=True):
-        np.testing.assert_array_equal(part[:81], original)
-        assert not part[81:].any()
-    empty = Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)).padded(64)
-    assert [len(part) for part in empty] == [64] * 3 and not empty.weight.any()

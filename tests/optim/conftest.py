@@ -2,25 +2,6 @@
 
 import keras
 import pytest
-import tensorflow as tf
-
-from ctr.optim.protocol import RowGradient
-from ctr.optim.rows.adagrad import RowAdaGrad
-from ctr.optim.rows.rule import RowSetup
-
-
-@pytest.fixture
-def update():
-    """A step of AdaGrad on rows as they are."""
-
-    def update(table, accumulator, rows, gradient, rate, limit=None):
-        rows, gradient = tf.convert_to_tensor(rows), tf.convert_to_tensor(gradient)
-        given = RowGradient(rows, tf.gather(table, rows), (tf.gather(accumulator, rows),), gradient)
-        values, (sums,) = RowAdaGrad(RowSetup([rate], limit=limit)).step(0, given, rate)
-        table.scatter_update(tf.IndexedSlices(values, rows))
-        accumulator.scatter_update(tf.IndexedSlices(sums, rows))
-
-    return update
 
 
 @pytest.fixture

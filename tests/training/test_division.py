@@ -1,6 +1,4 @@
-"""How workers divide a batch, and what each needs of tables, against what the whole batch says."""
-
-from dataclasses import replace
+"""How workers divide a batch and its tables, against what the whole batch says."""
 
 import numpy as np
 import pytest
@@ -10,17 +8,9 @@ from hypothesis import strategies as st
 
 from ctr.models.embeddings import _seeds, create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.training.division import Division, Placement, divide_rows, share_of_table
-from ctr.training.tables.plan import pad_plan, plan_table
+from ctr.training.division import Division, Placement, divide_rows
 from ctr.training.tables.rows import is_divided
 from ctr.workers.parts import Deal
-
-FEATURES = (
-    FeatureRows("user", 40, 4, "quality", 0),
-    FeatureRows("item", 7, 4, "quality", 1),
-    FeatureRows("tags", 30, 4, "quality", None),
-)
-(LAYOUT,) = lay_out_tables(FEATURES)
 
 
 def divided(sizes: list[int], others: list[int], workers: int) -> tuple[Division, np.ndarray, np.ndarray]:
@@ -54,61 +44,6 @@ def test_each_worker_takes_whole_queries_a_stretch_of_each_log(sizes, others, wo
     for log, lengths in ((0, sizes), (1, others)):
         counts = np.bincount(division.workers[source == log], minlength=workers)
         assert counts.max(initial=0) <= sum(lengths) / workers + max(lengths, default=0)
-
-
-@settings(max_examples=40)
-@given(st.data(), st.integers(2, 5), st.booleans())
-def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(data, workers, divide):
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    sizes = rng.integers(1, 6, rng.integers(0, 12)).tolist()
-    division, query, _ = divided(sizes, [], workers)
-    rows = len(query)
-    ids = np.stack([rng.integers(0, 40, rows), rng.integers(0, 7, rows)], axis=1).astype(np.int32)
-    lengths = rng.integers(0, 4, rows).astype(np.int32)
-    tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
-    plan = pad_plan(LAYOUT, plan_table(LAYOUT, ids, {"tags": (tags, lengths)}), rows)
-    table = rng.normal(size=(LAYOUT.rows, 3))
-    divisions = [replace(division, placement=Placement(Deal(rank, workers))) for rank in range(workers)]
-    shares = [share_of_table(LAYOUT, plan, one, divide) for one in divisions]
-    parts = [table[rank::workers] if divide else table for rank in range(workers)]
-    held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
-    if divide:
-        assert len({share["asked"].shape for share in shares}) == 1
-        received = [
-            np.concatenate([held[owner][shares[owner]["asked"][rank]] for owner in range(workers)])
-            for rank in range(workers)
-        ]
-    else:
-        received = held
-    offsets = LAYOUT.offsets()
-    gradient = np.zeros_like(table)
-    expected = np.zeros_like(table)
-    found = [np.zeros_like(one) for one in received]
-    starts = np.cumsum(lengths) - lengths
-    for rank, share in enumerate(shares):
-        own = np.flatnonzero(division.rows_of(rank))
-        for place, row in enumerate(own):
-            for column, name in enumerate(("user", "item")):
-                number = offsets[name] + ids[row, column]
-                np.testing.assert_array_equal(received[rank][share["single"][place, column]], table[number])
-                found[rank][share["single"][place, column]] += row + 1
-                expected[number] += row + 1
-            values = share["values"][share["segments"] == place]
-            numbers = offsets["tags"] + tags[starts[row] : starts[row] + lengths[row]]
-            np.testing.assert_array_equal(received[rank][values], table[numbers])
-        assert (share["segments"][np.searchsorted(share["segments"], len(own)) :] == division.capacity).all()
-    for owner, share in enumerate(shares):
-        if not divide:
-            gradient[plan.distinct] += found[owner]
-            continue
-        total = np.zeros_like(held[owner])
-        for rank in range(workers):
-            sent = found[rank].reshape(workers, -1, 3)[owner]
-            np.add.at(total, share["asked"][rank], sent)
-        gradient[owner::workers][share["distinct"]] += total
-        # No row twice.
-        assert len(np.unique(share["distinct"])) == len(share["distinct"])
-    np.testing.assert_array_equal(gradient, expected)
 
 
 @pytest.mark.parametrize(("copies", "width"), [(1, 1), (2, 3), (1, 16)])

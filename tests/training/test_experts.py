@@ -1,27 +1,23 @@
-"""Experts: what they learn and how they are combined, when pairs are left out, and which ones a run has."""
+"""Experts: when pairs are left out, and which ones a run has."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from ctr.data.batches import whole_query_batches
-from ctr.data.features import Category
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
 from ctr.training.experts.forward import make_experts
 from ctr.training.experts.state import FIRST_LOOK, ExpertState
 from ctr.training.logs import open_logs
 from ctr.training.session import train
-from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
+from fingerprint_logs import SCHEMA, publish_growing
 from growing_logs import ADAGRAD, read_predictions, train_part, weights_of
-from small_runs import Examples, config_of, draw_examples, publish
+from small_runs import config_of, draw_examples
 
 ALL = ["linear", "network", "pairs"]
 CONTENT: dict[str, Any] = {
@@ -30,26 +26,11 @@ CONTENT: dict[str, Any] = {
     "compute_dtype": "float32",
     **ADAGRAD,
 }
-SINGLES = ("user", "item", "position")
-PAIRS = (("user", "item"), ("user", "position"), ("item", "position"))
-
-
-def draw_pairs(queries: int = 240) -> Examples:
-    """Rows of which a click says which of item and position are odd, and neither says anything alone."""
-    rows = draw_examples(queries)
-    odd = rows.ids[:, 1] % 2 != rows.ids[:, 2] % 2
-    label = np.random.default_rng(5).random(len(rows)) < np.where(odd, 0.7, 0.1)
-    return Examples(**{**vars(rows), "label": label.astype(int)})
 
 
 @pytest.fixture(scope="module")
-def rows() -> Examples:
-    return draw_pairs()
-
-
-@pytest.fixture(scope="module")
-def log(rows, tmp_path_factory) -> Path:
-    return publish_growing(tmp_path_factory.mktemp("pairs") / "log", rows)
+def log(tmp_path_factory) -> Path:
+    return publish_growing(tmp_path_factory.mktemp("experts") / "log", draw_examples())
 
 
 def batches_of(log: Path) -> list[slice]:
@@ -63,53 +44,6 @@ def logits_of(run: Path) -> np.ndarray:
     return read_predictions(run)["logit"].to_numpy(np.float64)
 
 
-def crossed_table(rows: Examples) -> tuple[Schema, pa.Table]:
-    """The same rows, with a feature of its own for each pair of features."""
-    pairs = tuple(Category(name=f"pair_{number}", source=f"pair_{number}") for number in range(3))
-    schema = Schema(features=(*SCHEMA.features, *pairs))
-    columns = dict(zip(SINGLES, rows.ids.T, strict=True))
-    ids = [
-        values if name == "item" else prints_of(values)
-        for name, values in zip(SINGLES, rows.ids.T, strict=True)
-    ]
-    ids += [prints_of(columns[left] * 1000 + columns[right]) for left, right in PAIRS]
-    order = [*SINGLES, "pair_0", "pair_1", "pair_2"]
-    matrix = np.stack([ids[order.index(name)] for name in schema.single_valued], axis=1)
-    table = growing_table(rows)
-    place = table.column_names.index("ids")
-    return schema, table.set_column(place, "ids", pack_ids(matrix.astype(np.int64)))
-
-
-@pytest.mark.slow
-def test_pairs_are_a_model_of_linear_weights_that_has_each_pair_as_a_feature(rows, log, tmp_path):
-    """The first expert moved by nothing is ``linear``; by a gate of 1 it would be ``pairs``."""
-    schema, table = crossed_table(rows)
-    publish(tmp_path / "log", table, ((0, 240_000),), schema)
-    train(tmp_path / "log", config_of(CONTENT, {"model": {"experts": ["linear"]}}), tmp_path / "crossed")
-    run = tmp_path / "run"
-    train(log, config_of(CONTENT, {"model": {"experts": ["linear", "pairs"]}}), run)
-    plain = tmp_path / "plain"
-    train(log, config_of(CONTENT, {"model": {"experts": ["linear"]}}), plain)
-    z, v = logits_of(plain), logits_of(tmp_path / "crossed")
-    expected, weights, known, passed = z.copy(), np.zeros(2), np.zeros((2, 2)), 0.0
-    for batch in batches_of(log):
-        y, w = rows.label[batch], rows.train_weight[batch]
-        x = np.stack([np.ones(len(y)), v[batch] - z[batch]], axis=1)
-        expected[batch] += x @ weights
-        passed += w.sum()
-        share = w.sum() / passed if passed else 0.0
-        p = 1 / (1 + np.exp(-expected[batch]))
-        known = (1 - share) * known + (x * (w * p * (1 - p))[:, np.newaxis]).T @ x
-        step = np.linalg.solve(known + np.diag([100, 10]), x.T @ (w * (p - y)))
-        weights = weights - np.clip(step, -1, 1)
-        weights[1] = np.clip(weights[1], 0, 1)
-    assert weights[1] > 0.5
-    np.testing.assert_allclose(logits_of(run), expected, atol=2e-4)
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["pairs_gate"] == pytest.approx(weights[1], abs=1e-3)
-    assert summary["logloss"] < 0.95 * json.loads((plain / "summary.json").read_text())["logloss"]
-
-
 @pytest.fixture
 def short_looks(monkeypatch) -> None:
     """Pairs that have to prove themselves within 96 rows, and are looked at again when the log is twice as long."""
@@ -118,9 +52,8 @@ def short_looks(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
+def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, log, tmp_path):
     """Where they are left out, predictions are those of a run that has none."""
-    log = publish_growing(tmp_path / "log", draw_examples())
     for experts in (ALL, ALL[:2]):
         train(log, config_of(CONTENT, {"model": {"experts": experts}}), tmp_path / experts[-1])
     difference = np.abs(logits_of(tmp_path / "pairs") - logits_of(tmp_path / "network"))
@@ -138,9 +71,10 @@ def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(short_looks, tmp_path, monkeypatch):
+def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
+    short_looks, log, tmp_path, monkeypatch
+):
     monkeypatch.setattr("ctr.training.sizes.FUSED_FROM", 0)
-    log = publish_growing(tmp_path / "log", draw_examples())
     train(log, config_of(CONTENT, {"batch": {"steps_per_execution": 16}}), tmp_path / "whole")
     three = config_of(CONTENT, {"batch": {"steps_per_execution": 3}})
     for stop in (300, 700):

@@ -3,7 +3,6 @@
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from ctr.data.batches import whole_query_batches
@@ -71,21 +70,3 @@ def test_an_exception_comes_in_its_place_and_ends_the_thread():
         found.extend(read_ahead(items()))
     assert found == [0, 1, 2]
     assert threads() == []
-
-
-def test_closing_ends_the_thread_and_what_it_reads():
-    closed = threading.Event()
-
-    def endless():
-        try:
-            while True:
-                yield np.zeros(3)
-        finally:
-            closed.set()
-
-    ahead = read_ahead(endless())
-    next(ahead)
-    assert len(threads()) == 1
-    ahead.close()
-    assert threads() == []
-    assert closed.is_set()

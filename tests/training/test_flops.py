@@ -17,11 +17,9 @@ from ctr.training.flops import Touched, count_flops, dense_forward, dense_parame
 
 DEEP = {"crosses": {"layers": 0}, "deep": {"units": [40, 24]}}
 ARCHITECTURES = {
-    "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}},
     "deep": DEEP,
     "bottlenecks": {**DEEP, "deep": {"units": [40, 24], "ranks": [6, 0]}},
     "low-rank crosses": {"crosses": {"layers": 3, "rank": 5}, "deep": {"units": [16]}},
-    "full crosses": {"crosses": {"layers": 2, "rank": 0}, "deep": {"units": []}},
     "ensemble": {**DEEP, "ensemble": {"components": 3}},
     "factorized": {**DEEP, "factorized": {"width": 7, "ui_units": [9]}},
     "piecewise": {
@@ -30,11 +28,11 @@ ARCHITECTURES = {
         "factorized": {"width": 5, "ui_units": [], "transfer": "piecewise_linear", "pieces": 6},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
+    "full crosses": {"crosses": {"layers": 2, "rank": 0}, "deep": {"units": []}},
 }
 MULTI_TASK = {"objective": {"ranking": {"setup": "multi_task"}}}
 CASES = {
-    # Without layers there is no network to count.
-    **{name: {"model": model} for name, model in ARCHITECTURES.items() if model.get("deep") != {"units": []}},
+    **{name: {"model": model} for name, model in ARCHITECTURES.items()},
     # A rank head beside one network, beside several, and beside factors.
     **{
         f"{name} multi-task": {"model": ARCHITECTURES[name], **MULTI_TASK}
@@ -50,12 +48,11 @@ def config_of(content: dict) -> TrainConfig:
 
 
 def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
-    width = 8 if config.model.has_network else 0
     features = [
-        FeatureRows("user", 100, width, "quality", 0),
-        FeatureRows("item", 50, width, "quality", 1),
-        FeatureRows("words", 70, width, "quality", None),
-        FeatureRows("place", 9, 4 if width else 0, "ui", 2),
+        FeatureRows("user", 100, 8, "quality", 0),
+        FeatureRows("item", 50, 8, "quality", 1),
+        FeatureRows("words", 70, 8, "quality", None),
+        FeatureRows("place", 9, 4, "ui", 2),
     ]
     ensemble = config.model.ensemble
     return lay_out_tables(features, ensemble.components if ensemble.embeddings == "separate" else 1)
@@ -74,7 +71,7 @@ def test_parameters_are_those_of_the_model():
         assert dense_parameters(config, layouts_of(config)) == expected, case
 
 
-def profiled(config: TrainConfig, copies: int, ranked: bool) -> dict[str, int]:
+def profiled(config: TrainConfig, copies: int) -> dict[str, int]:
     """TensorFlow's count for a row of the forward graph, by kind of operation."""
     model, widths = make_experts(config.model, config.objective, "float32", ()).network, widths_of(config)
     weights = {name: tf.Variable(one) for name, one in init_weights(model, widths, seed=1).items()}
@@ -83,22 +80,14 @@ def profiled(config: TrainConfig, copies: int, ranked: bool) -> dict[str, int]:
         given = dict(zip(widths, zip(inputs[::2], inputs[1::2], strict=True), strict=True))
         named = {name: TowerInput(*pair) for name, pair in given.items()}
         scores = forward(model, weights, named, tf.constant(1.0))
-        return (
-            (ensemble_logit(scores.logits), scores.rank_scores) if ranked else ensemble_logit(scores.logits)
-        )
+        return ensemble_logit(scores.logits), scores.rank_scores
 
     specs = [tf.TensorSpec(shape) for m in widths.values() for shape in ([copies, ROWS, m], [copies, ROWS])]
     frozen = convert_variables_to_constants_v2(tf.function(scored).get_concrete_function(*specs))
-    options = (
-        tf.compat.v1.profiler.ProfileOptionBuilder(
-            tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
-        )
-        .with_empty_output()
-        .build()
-    )
+    builder = tf.compat.v1.profiler.ProfileOptionBuilder
+    options = builder(builder.float_operation()).with_empty_output().build()
     counted: dict[str, int] = {}
-    profile = tf.compat.v1.profiler.profile(frozen.graph, cmd="op", options=options)
-    stack = [profile]
+    stack = [tf.compat.v1.profiler.profile(frozen.graph, cmd="op", options=options)]
     while stack:
         node = stack.pop()
         stack += node.children
@@ -112,7 +101,7 @@ def test_as_many_as_tensorflow_counts(case):
     config = config_of(CASES[case])
     model, widths = make_experts(config.model, config.objective, "float32", ()).network, widths_of(config)
     copies = config.model.ensemble.components if config.model.ensemble.embeddings == "separate" else 1
-    counted = profiled(config, copies, ranked=True)
+    counted = profiled(config, copies)
     factors = model.factors
     products = 2 * sum(math.prod(shape) for shape in weight_shapes(model, widths).values() if len(shape) == 2)
     if factors is not None:

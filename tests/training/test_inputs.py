@@ -1,8 +1,6 @@
 """What a run reads: samples, time ranges and constraint logs, through whole runs."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +14,7 @@ from ctr.data.schema import Schema
 from ctr.eval.run_files import read_constraint_metrics, read_run
 from ctr.io.errors import InputError
 from ctr.training.session import train
-from growing_logs import read_predictions
+from growing_logs import constrained, read_predictions
 from small_runs import draw_examples, make_config, publish
 
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
@@ -34,15 +32,6 @@ def exposure(tmp_path_factory):
     rows = draw_examples(queries=200, seed=9)
     rows = replace(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
     return publish(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
-
-
-def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[str, Any]:
-    constraints = {
-        "learning_rate": learning_rate,
-        "families": [{"name": "random", "log": "exposure"}],
-        "logs": [{"name": "exposure", "path": str(path), **changes}],
-    }
-    return {"objective": {"bias_constraints": constraints}}
 
 
 # Samples.
@@ -107,7 +96,7 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
     path, _ = exposure
     late = make_log(examples.table().slice(int(np.searchsorted(examples.query, 100))))
     time_range = {"end": "1970-01-01T00:00:00.150"}
-    config = make_config({**constrained(path), "time_range": time_range}, logistic=True)
+    config = make_config({**constrained(path, own_loss=False), "time_range": time_range}, logistic=True)
     summary = train(late, config, tmp_path / "run")
     # The log's partition begins at 0, so all of the second log's rows before the range's end are in its time.
     assert summary["constraint_logs"]["exposure"]["queries"] <= 150
@@ -123,7 +112,7 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
 def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(log, exposure, tmp_path):
     path, count = exposure
     without = train(log, make_config(logistic=True), tmp_path / "plain")
-    summary = train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
+    summary = train(log, make_config(constrained(path, own_loss=False), logistic=True), tmp_path / "run")
     # All is clicked there, more than is predicted: lambda rises, and so do predictions.
     assert summary["duals"]["random"][0] > 1
     assert summary["calibration_bias"] < without["calibration_bias"] - 0.02
@@ -161,7 +150,7 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
         time = pa.array(examples.query // 10 * 10_000)
         table = table.set_column(table.column_names.index("query_time"), "query_time", time)
         part = table.filter(pa.array(examples.query % 3 == 0))
-        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True), logistic=True)
+        config = make_config(constrained(make_log(part, f"{name}-exposure")), logistic=True)
         train(make_log(table, f"{name}-log"), config, tmp_path / name)
         logits.append(read_predictions(tmp_path / name)["logit"].to_numpy())
     first = int(np.searchsorted(examples.query, changed_from))

@@ -17,20 +17,14 @@ from small_runs import LOGISTIC, SCHEMA, draw_examples, make_config, publish
 
 UI = "no feature with a width above 0 is in the tower ui; model.factorized.ui_features, model.widths and model.without"
 REFUSED = [
-    ({"deep": {"ranks": [2, 2]}}, "model.deep.*2 ranks for 1 units"),
     ({"deep": {"ranks": [8]}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
-    ({"deep": {"ranks": [-1]}}, "model.deep.*rank -1"),
     ({"factorized": {"ui_units": [0]}}, "model.factorized.*1..65536"),
     # A logistic regression has no towers and no components.
     ({**LOGISTIC["model"], "factorized": {}}, "crosses or deep layers"),
-    ({**LOGISTIC["model"], "ensemble": {"components": 2}}, "crosses or deep layers"),
     # What does not fit the features of the log.
     ({"factorized": {"ui_features": ["positon"]}}, "ui_features names positon, which is not a feature of"),
     ({"factorized": {"ui_features": []}}, UI),
-    ({"factorized": {}, "widths": {"position": 0}}, UI),
-    ({"factorized": {}, "without": ["position"]}, UI),
     ({"widths": {"positon": 1}}, "model.widths names positon.*allowed: user, item, tags, position"),
-    ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
     ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
     ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
 ]

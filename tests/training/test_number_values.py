@@ -9,7 +9,7 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
-from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
+from ctr.data.value_arrays import numbers_of_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import make_feed
@@ -45,16 +45,6 @@ def run():
         return result.logit, bool(result.applied)
 
     return state, score, learn
-
-
-def test_the_bits_of_numbers_are_ids():
-    numbers = np.array([0, -0.0, 1.5, -7e30, np.inf, -np.inf, 1e-40, np.nan, -np.nan], np.float32)
-    ids = ids_of_numbers(numbers)
-    assert ids.dtype == np.int32 and ids.tolist()[-2:] == [0, 0] and np.count_nonzero(ids) == 7
-    for kind in (np.int32, np.int64):
-        found = numbers_of_ids(ids.astype(kind))
-        np.testing.assert_array_equal(found, numbers)
-        np.testing.assert_array_equal(np.signbit(found[:2]), [False, True])
 
 
 def test_a_batch_is_scored_by_the_rows_before_and_a_step_that_is_skipped_learns_nothing(run):
@@ -139,7 +129,6 @@ FEATURES = [
     ("added", "line"),
     [
         ({"kind": "cross", "of": ["price", "user"]}, "x crosses price, whose numbers the network reads"),
-        ({"kind": "cross", "of": ["user", "image"]}, "x crosses image, whose numbers the network reads"),
         (
             {"kind": "category", "history": {"by": "user", "of": "price", "after": "0s"}},
             "history.of names price; allowed: single-valued categories before it",
@@ -148,19 +137,7 @@ FEATURES = [
             {"kind": "category", "source": "image"},
             "features image and x read the column image as a string and as a vector of 3 numbers",
         ),
-        (
-            {"kind": "vector", "source": "image", "size": 4},
-            "read the column image as a vector of 3 numbers and as a vector of 4 numbers",
-        ),
-        (
-            {"kind": "number", "source": "p", "as": "value", "step": {"low": 0, "high": 1, "size": 1}},
-            "exactly one",
-        ),
         ({"kind": "number", "source": "p", "as": "value", "width": 4}, "width is not allowed"),
-        (
-            {"kind": "number", "source": "p", "scale": "log", "boundaries": [1.0]},
-            "scale is allowed only with as",
-        ),
     ],
 )
 def test_schemas_that_cannot_be_are_refused(added, line):

@@ -28,19 +28,12 @@ RULES: dict[str, dict[str, Any]] = {
             | {"grafting": {"kind": "adam", "beta2": 0.95, "norm": "none"}}
         }
     },
-    "one-sided tables": {
-        "embeddings": {"rule": "one_sided"},
-        "dense": {"shampoo": QUICK},
-    },
+    "one-sided tables": {"embeddings": {"rule": "one_sided"}, "dense": {"shampoo": QUICK}},
 }
 # As a stranger's run: linear weights and network are two experts, which a gate combines.
 DEFAULT: dict[str, Any] = {
     "batch": {"rows": 40, "growth": 0.1},
-    "model": {
-        "crosses": {"layers": 1, "rank": 2, "ramp": 100},
-        "deep": {"units": [4]},
-        "init_scale": 0.3,
-    },
+    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": 100}, "deep": {"units": [4]}, "init_scale": 0.3},
     "optimizer": {"embeddings": {"learning_rate": 0.5}},
     "checkpoint": {"every_examples": 10**6},
     "compute_dtype": "float32",

@@ -28,7 +28,6 @@ SCHEDULES: dict[str, Any] = {
     [
         ("constant", {0: 1.0, 1: 1.0, 10**12: 1.0}),
         ("warmup 8", {0: 0.0, 1: 0.125, 4: 0.5, 7: 0.875, 8: 1.0, 9: 1.0, 10**12: 1.0}),
-        ("polynomial 4", {0: 1.0, 1: 0.75, 2: 0.5, 4: 0.0, 5: 0.0}),
         (
             POLYNOMIAL,
             {0: 0.0, 50: 0.5, 100: 1.0, 300: 0.1 + 0.9 / 4, 400: 0.1 + 0.9 / 16, 500: 0.1, 10**12: 0.1},
@@ -42,7 +41,6 @@ SCHEDULES: dict[str, Any] = {
             "warmup 10 power 2, inverse_sqrt 10",
             {0: 0.0, 5: 0.25, 9: 0.81, 10: 1.0, 40: 0.5, 1000: 0.1, 10**7: 1e-3},
         ),
-        ("warmup 5, inverse_sqrt 100", {1: 0.2, 5: 1.0, 100: 1.0, 400: 0.5}),
     ],
 )
 def test_closed_forms(text, expected):
@@ -58,17 +56,12 @@ def test_closed_forms(text, expected):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("warmup -1", "allowed: constant"),
         ("linear 10", "allowed: constant"),
-        ("cosine", "allowed: constant"),
         ("cosine 10, warmup 5", "allowed: constant"),
-        ("warmup 5, warmup 5", "allowed: constant"),
-        ("", "allowed: constant"),
         ("cosine 0", "a decay takes examples above 0"),
         ("cosine 10 power 2", "power is of a warm-up or a polynomial decay, not of cosine"),
         ("polynomial 10 power 0", "a power above 0"),
         ("polynomial 10 to 1.5", "a share of at most 1"),
-        ("warmup 10 power 0", "a warm-up takes a power above 0"),
         ("inverse_sqrt 10 to 0.1", "it takes no share"),
         ("warmup 20, inverse_sqrt 10", "from the end of the warm-up, 20, on"),
         ({"warmup_examples": 10}, "a text is required|valid string"),

@@ -15,11 +15,7 @@ from ctr.io.errors import InputError
 from ctr.training import row_scores as module
 from ctr.training.session import open_session, train
 from ctr.training.sizes import fit
-from growing_logs import (
-    ROOTS,
-    last_weights,
-    read_predictions,
-)
+from growing_logs import ROOTS, last_weights, read_predictions
 from small_runs import make_config
 
 

@@ -426,19 +426,6 @@ def test_a_step_is_as_long_as_its_rates(bench):
         np.testing.assert_allclose(moved[1][name], factor * moved[0][name], atol=1e-6, err_msg=name)
 
 
-def ensemble(embeddings: str, gradient: str, clip_norm: float | None = None, **shampoo: Any) -> TrainConfig:
-    optimizer = {
-        **SETTINGS["optimizer"],
-        "dense": {
-            "learning_rate": 0.1,
-            "clip_norm": clip_norm,
-            "shampoo": {**ADAGRAD, "grafting": {"initial_accumulator": 0.001}, **shampoo},
-        },
-    }
-    model = {**SETTINGS["model"], "ensemble": {"components": 2, "embeddings": embeddings}}
-    return make_config(gradient, model=model, optimizer=optimizer)
-
-
 def alone(config: TrainConfig, together: TrainState, component: int) -> TrainState:
     """A model of one component that starts where a component of an ensemble does."""
     single = config.model.model_copy(update={"ensemble": type(config.model.ensemble)()})
@@ -448,8 +435,7 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
     for layout, table, source in zip(
         state.layouts, state.tables.weights, together.tables.weights, strict=True
     ):
-        begin = component * layout.columns if source.shape[1] > layout.columns else 0
-        table.assign(source[:, begin : begin + layout.columns])
+        table.assign(source[:, component * layout.columns : (component + 1) * layout.columns])
     return state
 
 
@@ -460,12 +446,15 @@ SHAMPOO = {
     "roots": {"asynchronous": False},
     "epsilon": 0.01,
     "momentum": 0.9,
+    "grafting": {"initial_accumulator": 0.001},
 }
 
 
 @pytest.mark.slow
 def test_components_with_their_own_embeddings_learn_as_if_each_were_alone():
-    config = ensemble("separate", "mean", clip_norm=0.05, **SHAMPOO)
+    model = {**SETTINGS["model"], "ensemble": {"components": 2, "embeddings": "separate"}}
+    dense = {"learning_rate": 0.1, "clip_norm": 0.05, "shampoo": SHAMPOO}
+    config = make_config("mean", model=model, optimizer={**SETTINGS["optimizer"], "dense": dense})
     together = make_state(config)
     singles = [alone(config, together, component) for component in range(2)]
     step = learner(together, config)
@@ -485,26 +474,3 @@ def test_components_with_their_own_embeddings_learn_as_if_each_were_alone():
             else:
                 of_component = found[f"component_{component}/{name}"]
             np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_shared_embeddings_learn_from_the_mean_of_the_components_gradients():
-    config = ensemble("shared", "sum")
-    together = make_state(config)
-    states = [together, *(alone(config, together, component) for component in range(2))]
-    before = parameters(together)["quality-2"]
-    gradients = []
-    for state in states:
-        learner(state, config)(Example(0).feed(state), HALF)
-        # What AdaGrad saw follows from what it did.
-        sums = accumulators(state)[0].numpy()
-        moved = before - parameters(state)["quality-2"]
-        gradients.append(moved * np.sqrt(sums) / np.array([0.3, 0.3, 0.2]))
-    np.testing.assert_allclose(gradients[0], (gradients[1] + gradients[2]) / 2, rtol=1e-3, atol=1e-5)
-    assert np.abs(gradients[1] - gradients[2]).max() > 0.01
-    found = parameters(together)
-    for component, single in enumerate(states[1:]):
-        for name, value in parameters(single).items():
-            if name not in found:
-                of_component = found[f"component_{component}/{name}"]
-                np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -81,10 +81,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examp
         (read_predictions(tmp_path / "run")),
     )
     p = 1 / (1 + np.exp(-found["logit"].to_numpy(np.float32)))
-    slices = {
-        "ctr": np.digitize(p, [0.2, 0.4]),
-        "low": examples.ids[:, 2] * 2 + np.digitize(p, [0.3]),
-    }
+    slices = {"ctr": np.digitize(p, [0.2, 0.4]), "low": examples.ids[:, 2] * 2 + np.digitize(p, [0.3])}
     parts = list(cut(rows, config.batch))
     for name, slice_of in slices.items():
         labeled = found.assign(slice=slice_of)

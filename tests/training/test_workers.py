@@ -93,10 +93,7 @@ def objective(exposure: Path) -> dict[str, Any]:
                 "logs": [{"name": "exposure", "path": str(exposure), "own_loss": True}],
                 "ramp": RAMP,
             },
-            "labels": {
-                "sale": {"given": "all"},
-                "lead": {},
-            },
+            "labels": {"sale": {"given": "all"}, "lead": {}},
         },
     }
 
@@ -129,10 +126,7 @@ class World:
             "growing": (self.growing, merged(base, TWO_MODELS, CROWDED, DIVIDED)),
             "components": (self.log, merged(base, COMPONENTS, DIVIDED)),
             "numbers": (self.numbers, merged(base, TWO_MODELS, DIVIDED)),
-            "mirrored": (
-                self.growing,
-                merged(base, TWO_MODELS, CROWDED, ADAGRAD, MIRRORED),
-            ),
+            "mirrored": (self.growing, merged(base, TWO_MODELS, CROWDED, ADAGRAD, MIRRORED)),
         }
 
     def job(self, name: str, run: str, **more: Any) -> dict[str, Any]:
@@ -169,24 +163,12 @@ def predictions(run: Path) -> dict[str, np.ndarray]:
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
-def assert_close(found: Any, expected: Any, where: str = "") -> None:
-    """Numbers within 1e-6, or for large ones of them; all else the same."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for name in expected:
-            assert_close(found[name], expected[name], f"{where}.{name}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), where
-        for place, one in enumerate(expected):
-            assert_close(found[place], one, f"{where}.{place}")
-    elif isinstance(expected, float):
-        assert abs(found - expected) <= 1e-6 * max(1, abs(expected)), (where, found, expected)
-    else:
-        assert found == expected, (where, found, expected)
-
-
 METRICS = """examples queries weight_sum per_query_auc logloss normalized_entropy calibration_bias batches log_rows
     trained_examples trained_rows skipped_steps rejected_rows parameters_dense parameters_embedding"""
+
+
+def metrics_of(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: summary[key] for key in METRICS.split()}
 
 
 @pytest.mark.slow(first=2)
@@ -199,7 +181,7 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
         np.testing.assert_allclose(found[column], expected[column], atol=1e-5, rtol=0, err_msg=column)
     one, other = (json.loads((run / "summary.json").read_text()) for run in (alone, together))
     assert one["batches"] > (140 if name == "objective" else 40)
-    assert_close({key: other[key] for key in METRICS.split()}, {key: one[key] for key in METRICS.split()})
+    assert metrics_of(other) == pytest.approx(metrics_of(one), rel=1e-6, abs=1e-6)
     # Two rows that are predicted alike within rounding may change places, and each pair of them counts.
     clicked, others = (expected["logit"][expected["label"] == label] for label in (1, 0))
     alike = np.mean(np.abs(clicked[:, np.newaxis] - others) <= 2e-5)
@@ -324,7 +306,7 @@ def assert_passed_as(run: Path, expected: Path) -> None:
     assert found["example_id"].tolist() == of_record["example_id"].tolist()
     np.testing.assert_allclose(found["logit"], of_record["logit"], atol=1e-5, rtol=0)
     own, other = (json.loads((one / "summary.json").read_text()) for one in (run, expected))
-    assert_close({key: own[key] for key in METRICS.split()}, {key: other[key] for key in METRICS.split()})
+    assert metrics_of(own) == pytest.approx(metrics_of(other), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.soak

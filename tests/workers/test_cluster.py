@@ -50,19 +50,16 @@ REFUSED = [
     *(
         ({"cluster": WORKERS, "task": task}, "none of the 0 chief and 2 worker")
         for task in (
-            {"type": "evaluator", "index": 0},
             {"type": "chief", "index": 0},
-            *({"type": "worker", "index": index} for index in (2, -1, 0.5, "x", True, None)),
-            "worker",
+            *({"type": "worker", "index": one} for one in (2, -1, "x")),
             None,
         )
     ),
     *(
         ({"cluster": {"worker": listed}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT")
-        for listed in ("a:1", ["a"], [1], ["a:port"], ["a:"], [":1"], ["http://a:1"])
+        for listed in ("a:1", [1], ["a:port"], ["http://a:1"])
     ),
     ({"cluster": {"worker": ["a:1", "a:1"]}, "task": FIRST}, "an address that is listed twice"),
-    ({"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, "task": FIRST}, "an address that is listed twice"),
     ({"cluster": {"chief": ["a:1", "b:1"]}, "task": FIRST}, "more than one chief"),
 ]
 

@@ -1,6 +1,5 @@
 """Workers that are done, die, hang or are refused: what becomes of the others, and what is said."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.launch import Launch, launch, threads_each
+from ctr.workers.launch import Launch, launch
 from ctr.workers.reports import Report
 
 # What the programs in the place of workers begin with.
@@ -344,10 +343,3 @@ def test_one_process_at_a_time_runs_workers_in_a_folder_and_they_do_not_outlive_
     process.kill()
     process.communicate()
     wait_until_gone(place)
-
-
-def test_processors_are_divided():
-    cores = len(os.sched_getaffinity(0))
-    assert threads_each(1, {}) == {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
-    assert threads_each(cores, {"OMP_NUM_THREADS": "7"}) == {"TF_NUM_INTRAOP_THREADS": "1"}
-    assert set(threads_each(1000, {}).values()) == {"1"}

@@ -110,31 +110,18 @@ def test_steps_are_those_of_the_papers_rule(curvature):
     assert (trainer.steps, trainer.nonfinite_steps) == (3, 0)
 
 
-def test_convolutions_learn_and_frozen_layers_stay():
-    keras.utils.set_random_seed(3)
-    layers = keras.layers
-    stem, last = layers.Conv2D(3, 3), layers.Dense(2)
-    model = keras.Sequential(
-        [keras.Input([5, 5, 1]), stem, layers.Conv2D(3, 2, activation="tanh"), layers.Flatten(), last]
-    )
-    images = np.random.default_rng(0).normal(size=(40, 5, 5, 1))
-    classes = (images[:, 2, 2, 0] > 0).astype(np.int64)
-    stem.trainable = False
-    before = stem.kernel.numpy()
-    trainer = GaussNewtonTrainer(model, LOSS, "kfac", 0.5, 0.05)
-    losses = [trainer.step(images, classes) for _ in range(8)]
-    assert losses[-1] < 0.8 * losses[0]
-    np.testing.assert_array_equal(stem.kernel.numpy(), before)
-
-
-def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
+def test_frozen_layers_and_a_step_that_is_not_finite_change_nothing():
     model = make()
-    before = [weight.numpy() for weight in model.weights]
+    model.get_layer("hidden").trainable = False
     trainer = GaussNewtonTrainer(model, LOSS, "kfac")
-    assert np.isnan(trainer.step(np.full((2, 5), np.nan), np.zeros(2, np.int64)))
-    for weight, expected in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(weight.numpy(), expected)
-    assert (trainer.steps, trainer.nonfinite_steps) == (1, 1)
+    weights = [[weight.numpy() for weight in model.weights]]
+    for inputs in (np.ones((2, 5)), np.full((2, 5), np.nan)):
+        loss = trainer.step(inputs, np.zeros(2, np.int64))
+        weights.append([weight.numpy() for weight in model.weights])
+    start, after, still = weights
+    assert [np.array_equal(*pair) for pair in zip(start, after, strict=True)] == [True, True, False]
+    assert np.isnan(loss) and all(map(np.array_equal, after, still))
+    assert (trainer.steps, trainer.nonfinite_steps) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +130,6 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
         ("curvature is 'hessian'; allowed: ggn, ", {"curvature": "hessian"}),
         ("damping is 0; allowed: a number from 1e-12 up", {"damping": 0}),
         ("learning_rate is nan", {"learning_rate": float("nan")}),
-        ("l2 is -1", {"l2": -1}),
         ("list is not a Sequential model", {"model": []}),
         ("loss is 'hinge'", {"loss": "hinge"}),
     ],

@@ -22,21 +22,6 @@ def constants(*values):
     return [tf.constant(value, tf.float32) for value in values]
 
 
-def test_a_new_prior_shrinks_a_weight_and_the_squared_gradient_counts_as_information(monkeypatch):
-    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
-    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
-    precision = 4 + 1 + 0.1 * 4 / 1.25
-    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
-    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
-    monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
-    # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.
-    before = posterior([2.0], [3.0], [1.0])
-    gradient = 1.0 * 2.0 - 2.0 - 2.0  # h (w - y) of h = 1 and y = 4
-    after = newton_step(before, *constants([9.0], [0.0], [gradient], [1.0]))
-    np.testing.assert_allclose(after.weight, [(8.0 + 4.0) / (9 + 3 + 1)], rtol=1e-6)
-    np.testing.assert_allclose(after.prior, [9.0])
-
-
 def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
     """Against differences: w(T) = Z / (T + S) in a loss of gradient G."""
     weight, information, prior = np.array([0.5, -2.0, 1.0]), np.array([1.0, 4.0, 0.5]), 2.0
@@ -126,25 +111,6 @@ def step(made, rows, gradient, curvature, groups):
         tf.constant(groups),
     )
     made.update([one], tf.constant(1.0))
-
-
-def test_only_rows_with_curvature_move_and_embeddings_by_adagrad():
-    start = np.arange(20, dtype=np.float32).reshape(5, 4)
-    table = tf.Variable(start)
-    made = optimizer(table)
-    before = {name: variable.numpy() for name, variable in made.variables.items()}
-    # The last row is padding.
-    step(made, [1, 4, 2], [[1.0, -2.0, 0, 2.0], [0, 0, 0, -1.0], [0, 0, 0, 0]], [0.5, 0.2, 0], [0, 1, -1])
-    moved = (table.numpy() != start).any(axis=1)
-    by_adagrad = start[1, :3] - [0.1 / np.sqrt(1.5), -0.2 / np.sqrt(4.5), 0.0]
-    np.testing.assert_allclose(table.numpy()[1, :3], by_adagrad, rtol=1e-6)
-    assert moved.tolist() == [False, True, False, False, True]
-    after = made.variables
-    for name in ROW_STATE:
-        np.testing.assert_array_equal(after[name].numpy()[[0, 2, 3]], before[name][[0, 2, 3]])
-    # Both features have learned of their priors, each by its own row; of forgetting there is nothing to learn yet.
-    assert (after["prior_precision/t"].numpy()[:, 1] > before["prior_precision/t"][:, 1]).all()
-    np.testing.assert_array_equal(after["forgetting/t"].numpy(), before["forgetting/t"])
 
 
 def test_copies_learn_each_by_itself():

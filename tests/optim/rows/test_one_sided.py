@@ -13,11 +13,7 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 ROWS, WIDTH, COPIES, STEPS = 11, 4, 2, 25
 COLUMNS = COPIES * (WIDTH + 1)
 OPTIONS = reference.options().changed(
-    {
-        "grafting": {"initial_accumulator": 0.1},
-        "roots": {"asynchronous": False},
-        "rows": "one_sided",
-    }
+    {"grafting": {"initial_accumulator": 0.1}, "roots": {"asynchronous": False}, "rows": "one_sided"}
 )
 """Of tables."""
 

@@ -1,4 +1,4 @@
-"""Tensors into blocks and back: nothing lost, nothing twice, parts balanced; what blocks cost, and who owns them."""
+"""Tensors into blocks and back: nothing lost, nothing twice; who owns them."""
 
 import math
 
@@ -8,7 +8,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.shampoo.blocks import split_evenly
 from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
@@ -57,13 +56,6 @@ def test_every_element_is_in_one_block_and_comes_back_to_its_place(tensors, bloc
     for index in split:
         np.testing.assert_array_equal(back[index], whole[index])
         assert back[index].shape == layout.tensors[index].shape
-
-
-@given(st.integers(1, 10**5), st.integers(1, 10**5))
-def test_parts_are_as_few_as_can_be_and_as_equal_as_can_be(size, block_size):
-    sizes = split_evenly(size, block_size)
-    assert len(sizes) == math.ceil(size / block_size) and sum(sizes) == size and max(sizes) <= block_size
-    assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes) and sizes[-1] == min(sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """When roots are sent for and come into use, on the host and on the device; and that no fault ends a run."""
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +8,7 @@ import shampoo_reference as reference
 from ctr.optim.shampoo import optimizer
 from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import inverse_root
-from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
+from ctr.optim.shampoo.schedule import exchange_due
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]
@@ -28,19 +25,6 @@ def make(solve=inverse_root, patience=60.0, workers=2, dtype=tf.float64, shapes=
 
 def status(core, name):
     return core.exchanged.status.numpy()[STATUS.index(name)]
-
-
-def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be():
-    # Compiled steps find it without floating-point numbers; this is the definition.
-    for growth, frequency in itertools.product([0.0, 0.01, 0.25, 0.3, 1 / 3, 1.0], [1, 3, 50]):
-        options = reference.options(roots={"early_growth": growth}, precondition_frequency=frequency)
-        last = math.ceil(frequency / growth) + 3 if growth else 3
-        # All small steps, and those around the change.
-        for step in {*range(9), *range(max(last - 6, 0), last + 1)}:
-            number = tf.constant(step, tf.int64)
-            gap = min(max(math.floor(growth * step), 1), frequency) if growth else frequency
-            assert int(steps_to_next_exchange(options, number)) == gap
-            assert bool(is_early(options, number)) == (gap < frequency)
 
 
 @pytest.mark.parametrize("every", [1, 7, 25])

@@ -235,7 +235,7 @@ def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
 
 
 @pytest.mark.parametrize("at", ["before it is sent to", "with a round in it"])
-def test_a_pool_that_is_gone_loses_at_most_its_round(at, caplog):
+def test_a_pool_that_is_gone_loses_at_most_its_round(at):
     host, now = pipeline(patience=60.0), new_round()
     exchange(host, 1, now)
     grown(now, 1.0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.blocks import lay_out_tensor
 from ctr.optim.shampoo.options import ShampooOptions
 from other_shampoos import jax_replay, torch_replay
 
@@ -188,15 +187,3 @@ def test_the_steps_are_those_of_pytorchs(case):
 def test_the_steps_are_those_of_jax(case):
     given, changed, scale = JAX[case]
     compare(LIKE_JAX.changed(changed), RATE * scale, jax_replay, JAX_COMMON | given, without_some)
-
-
-def test_how_pytorchs_tensors_are_laid_out():
-    def axes(options, shape):
-        layout = lay_out_tensor(shape, options)
-        return layout.merged, layout.axes
-
-    merged = LIKE_TORCH.changed({"block_size": 8, "blocking": {"merge": 8}})
-    single = merged.changed({"blocking": {"merge": None}})
-    assert axes(merged, (4, 1, 2)) == ((8,), (0,)) and axes(merged, ()) == ((1,), (0,))
-    assert axes(single, (4, 2)) == ((4, 2), (0, 1)) and axes(single, ()) == ((), ())
-    assert axes(ShampooOptions(), (4, 1)) == ((4,), ())

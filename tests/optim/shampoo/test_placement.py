@@ -3,18 +3,13 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shampoo_reference as reference
 from ctr.optim.shampoo import placement
-from ctr.optim.shampoo.division import divide
-from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.placement import Mesh, balanced, block_cost, ranks_of
-from thread_group import together
 
 
 def test_the_model_of_costs_by_hand(monkeypatch):
@@ -88,22 +83,3 @@ def test_ranks_by_hand():
     assert ranks_of([9.0, 4.0, 4.0, 1.0], [1, 1, 1, 1], mesh, cells) == ((0,), (2,), (2,), (5,))
     with pytest.raises(ValueError, match="block 0 is in stage 2 and shard 0; allowed: below 2 and 2"):
         ranks_of([1.0], [1], mesh, [(2, 0)])
-
-
-def test_members_of_groups_hold_the_blocks_of_the_mesh():
-    options = reference.options(block_size=4)
-    layout = lay_out(options, [(13, 10), (7,), (5, 9)])
-    blocks = [stack for stack in layout.stacks for _ in range(stack.count)]
-    costs = [block_cost(stack.block, stack.axes, options) for stack in blocks]
-    elements = [math.prod(stack.block) for stack in blocks]
-    mesh = Mesh(data=3, groups=2)
-    ranks = ranks_of(costs, elements, mesh, [(0, 0)] * len(blocks))
-    for group in range(2):
-        for replica, division in enumerate(together(3, lambda workers: divide(options, layout, workers))):
-            rank = mesh.rank(group, 0, replica, 0)
-            held = [
-                begin + place
-                for number, begin in enumerate(np.cumsum([0, *(stack.count for stack in layout.stacks[:-1])]))
-                for place in division.part(f"stack{number}/axis0/root").rows
-            ]
-            assert held == [block for block, of_block in enumerate(ranks) if rank in of_block]

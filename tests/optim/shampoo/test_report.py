@@ -11,9 +11,7 @@ from ctr.optim.shampoo.host import COUNTERS, STATUS
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
     core = reference.make_core(
-        reference.options(rows="one_sided"),
-        [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
-        tables=[3],
+        reference.options(rows="one_sided"), [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))], tables=[3]
     )
     assert core.layout.matrix_tensors.tolist() == [0, 0, 0, 0, 2, 2, 3]
     assert not any(value for name, value in core.report().items() if name != "layers")
@@ -114,19 +112,6 @@ def test_roots_of_the_device_have_no_spectra():
     assert report["condition_max"] == report["singular_value_max"] == report["singular_value_min"] == 0.0
 
 
-def test_staleness_of_a_run_by_hand():
-    core = reference.make_core(reference.options(precondition_frequency=4), [np.zeros((4, 3))])
-    history = reference.drifting([(4, 3)], 12)
-    found = []
-    for gradients in history:
-        reference.train(core, [gradients], 0.1)
-        found.append(core.report()["staleness_max"])
-    # Exchanges at 3, 7, 11: that of 3 brings its own, that of 11 those of 7.
-    assert found == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5]
-    timing = core.timing()
-    assert timing["seconds_waited"] > 0 and timing["seconds_computing"] > 0
-
-
 def rows_of(text):
     """Cells of each line by tensor."""
     return {
@@ -142,10 +127,7 @@ def size(cell):
 @pytest.mark.parametrize(
     ("changed", "dtype"),
     [
-        (
-            {"momentum": 0.9, "beta1": 0.5, "rows": "one_sided"},
-            tf.float32,
-        ),
+        ({"momentum": 0.9, "beta1": 0.5, "rows": "one_sided"}, tf.float32),
         ({"grafting": "sgd", "rows": "adagrad_row", "momentum": 0.9}, tf.float64),
         ({"start_preconditioning_step": None}, tf.float32),
     ],

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
-from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline
+from ctr.optim.shampoo.host import HostPipeline
 from ctr.optim.shampoo.roots import RootError, inverse_root
-from ctr.optim.shampoo.triangles import packed_size
 
 RATE = 0.125
 SHAPES = [(5, 3), (3,), (6, 2)]
@@ -62,33 +61,3 @@ def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
         reference.restore(resumed, saved[step - 1])
         reference.train(resumed, history[step : step + 6], RATE)
         reference.assert_same_bits(reference.state_of(resumed), saved[step + 5])
-
-
-def test_every_variable_by_name_shape_and_precision():
-    options = reference.options(
-        momentum=0.9,
-        beta1=0.5,
-        rows="one_sided",
-        blocking={"max_dimension": 6},
-        block_size=3,
-    )
-    shapes = ((5, 3), (7, 2), (9, 4), ())
-    core = reference.make_core(options, [np.zeros(shape) for shape in shapes], tf.float32, tables=[2])
-    expected = {
-        **dict.fromkeys(("step", "exchanged_at", "collections", "window_collections"), ((), "int64")),
-        "status": ((len(STATUS), 6), "float32"),
-        "counters": ((len(COUNTERS),), "int64"),
-    }
-    sizes = {"stack0/axis0": 3, "stack0/axis1": 3, "stack1/axis0": 2, "stack1/axis1": 3}
-    for name, size in (sizes | {"stack2/axis1": 2, "tables4": 4}).items():
-        packed = 1, packed_size(size)
-        expected |= {f"{name}/window": (packed, "float32"), f"{name}/total": (packed, "float64")}
-        expected[f"{name}/root"] = ((1, size, size), "float32")
-    for index, shape in enumerate(shapes):
-        names = ("accumulator",) if index == 2 else ("accumulator", "gradient_average", "momentum")
-        expected |= {f"tensor{index}/{name}": (shape, "float32") for name in names}
-    assert {name: (tuple(v.shape), v.dtype.name) for name, v in core.variables.items()} == expected
-    assert core.variables["exchanged_at"].numpy() == -1
-    # Where one weight has float64, all is worked on in it.
-    weights = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.zeros([2], tf.float64))]
-    assert core.dtype == tf.float32 and type(core)(options, weights).dtype == tf.float64

@@ -1,9 +1,6 @@
 """A run that follows a live log ends in the bits of one pass over it, however it came and however often it stopped."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +13,11 @@ import tensorflow as tf
 
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import PublishedPartitions, read_manifests, read_schema
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.io.errors import InputError
+from ctr.io.signals import stop_signals
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
@@ -282,49 +280,16 @@ def test_arguments_that_make_no_sense_are_refused(short, tmp_path, capsys):
         assert error in complaint and complaint.count("\n") == 1
 
 
-def test_a_signal_is_noted_and_who_ignored_one_before_ignores_it_again(tmp_path):
-    script = """
-import signal, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-from ctr.io.signals import stop_signals
-with stop_signals() as stop:
-    print("ready", flush=True)
-    while stop() is None:
-        time.sleep(0.01)
-    print(stop(), flush=True)
-assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "SIGTERM\n"
-        assert process.wait(10) == 0
-
-
-def test_looks_read_only_what_is_new(short):
-    published = PublishedPartitions(short.folder)
-    assert not published.read()
-    short.grow(2)
-    two = published.read()
-    assert two == read_manifests(short.folder)
-    manifests = sorted((short.folder / "manifests").iterdir())
-    # Whoever read these again would see it.
-    manifests[0].write_text("changed")
-    assert published.read() is two
-    short.grow()
-    three = published.read()
-    assert three[:2] == two and three[2].start == SHORT[2]
-    for path in (manifests[1], *(short.folder / "shards").glob(f"{manifests[1].stem}-*")):
-        path.unlink()
-    assert published.read() == [three[0], three[2]]
-    (short.folder / "manifests" / "1-x.json").write_text("{}")
-    with pytest.raises(InputError, match="not the name of a manifest"):
-        published.read()
+def test_a_signal_is_noted_and_who_ignored_one_before_ignores_it_again():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_signals() as stop:
+            assert stop() is None
+            signal.raise_signal(signal.SIGTERM)
+            assert stop() == "SIGTERM"
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ctr.training.ids.admission import DEPTH, CountMinSketch, WaitingIds, drawn
+from ctr.training.ids.admission import WaitingIds, drawn
 from ctr.training.ids.config import AdmissionConfig
 
 
@@ -57,31 +57,3 @@ def test_memory_has_a_bound_however_many_ids_wait():
         count(waiting, np.arange(begin, begin + 500))
         sizes.append(waiting.nbytes)
     assert max(sizes[20:]) <= max(sizes[:20]) < 150 * 1024
-
-
-def test_an_estimate_is_never_too_low_and_seldom_too_high():
-    ids = 5000
-    # Their sum stays below the bound at which counters are halved.
-    counts = np.random.default_rng(0).geometric(0.1, ids)
-    sketch = CountMinSketch(ids, max_count=1000)
-    hashes = np.random.default_rng(1).integers(0, 2**63, 2 * ids).astype(np.uint64)
-    sketch.raise_to(hashes[:ids], counts)
-    for found, true in ((sketch.estimates(hashes[:ids]), counts), (sketch.estimates(hashes[ids:]), 0)):
-        assert (found >= true).all()
-        epsilon = np.e / (8 * ids)
-        assert (found - true > epsilon * counts.sum()).mean() < np.exp(-DEPTH)
-
-
-def test_counters_are_halved_when_their_sum_is_too_large_and_stay_at_the_highest_one():
-    sketch = CountMinSketch(4, max_count=200)
-    hashes = np.arange(4, dtype=np.uint64)
-    sketch.raise_to(hashes, np.full(4, 50))
-    assert sketch.estimates(hashes).tolist() == [50] * 4
-    sketch.raise_to(hashes[:1], np.array([51]))
-    assert sketch.estimates(hashes).tolist() == [25] * 4
-    for max_count, bytes_of_a_counter in ((255, 1), (256, 2)):
-        sketch, one = CountMinSketch(1024, max_count), np.array([7], np.uint64)
-        assert sketch.nbytes == 0
-        sketch.raise_to(one, np.array([10**6]))
-        assert sketch.estimates(one).tolist() == [max_count]
-        assert sketch.nbytes == DEPTH * 8 * 1024 * bytes_of_a_counter

@@ -3,11 +3,10 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.training.ids.eviction import DecayClock, lowest, lowest_of_all
+from ctr.training.ids.eviction import lowest, lowest_of_all
 from ctr.workers.parts import Deal
 from thread_group import Threads
 
@@ -40,18 +39,3 @@ def test_the_lowest_of_all_workers_are_those_of_one_array():
             expected = lowest(values, min(count, len(values)))
             assert np.sort(np.concatenate(threads.all(found))).tolist() == expected.tolist()
         threads.close()
-
-
-def test_the_landmark_moves_without_changing_the_order_or_the_ratios():
-    clock, second = DecayClock(1.0), 10**6
-    clock.move(0, np.zeros(0))
-    frequencies = np.array([clock.weight(0), 3 * clock.weight(200 * second)])
-    clock.move(256 * second, frequencies)
-    assert clock.landmark == 0
-    clock.move(257 * second + 5, frequencies)
-    assert clock.landmark == 257 * second
-    assert frequencies.tolist() == [2.0**-257, 3 * 2.0**-57]
-    assert clock.weight(258 * second) == 2
-    clock.move(10**12 * second, frequencies)
-    assert frequencies.tolist() == [0, 0]
-    assert clock.weight(10**12 * second) == pytest.approx(1)

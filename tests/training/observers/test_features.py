@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from ctr.data.batches import whole_query_batches
-from ctr.data.features import Category, Number
-from ctr.data.kept_values import value_of_id
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.training.observers.features import Features
@@ -39,13 +37,3 @@ def test_missing_values_are_those_of_the_rows_and_a_state_goes_on_where_it_was(b
         for name in schema.multivalent:
             found[name] += int((np.diff(batch.rows.multivalent[name][1]) == 0).sum())
     assert features.missing == found and any(found.values())
-
-
-def test_what_ids_stand_for():
-    words = Category(name="w", source="w", vocabulary=("tea", "coffee"))
-    assert [value_of_id(words, one) for one in range(4)] == ["missing", "tea", "coffee", "other"]
-    number = Number(name="n", source="n", boundaries=(0.5, 2, 10))
-    assert [value_of_id(number, one) for one in range(5)] == [
-        "missing", "below 0.5", "0.5 to 2", "2 to 10", "10 and more",
-    ]  # fmt: skip
-    assert value_of_id(Category(name="h", source="h", buckets=10), 3) is None

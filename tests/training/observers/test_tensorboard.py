@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from ctr.training.observers.tensorboard import TensorBoard
@@ -99,26 +98,6 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     assert not [tag for tag in tags_of(shown) if "condition/" in tag or "spectra" in tag]
     assert not {"traffic/examples", "duals/a_0"} & tags_of(shown)
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_shows_each_step_once_at_its_time(growing, tmp_path):
-    run, config = tmp_path / "run", make_config({"max_rejected_share": 0.01}, logistic=True)
-    train(growing.grow(2), config, run)
-    before, files = events_of(run), set((run / "tensorboard").glob("events*"))
-    train(growing.grow(), config, run)
-    after, steps = events_of(run), [line["examples"] for line in lines_of(run)]
-    assert files < set((run / "tensorboard").glob("events*"))
-    for tag in ("metrics/auc", "loss/logistic"):
-        early, late = before.Tensors(tag), after.Tensors(tag)
-        assert [event.step for event in late] == steps
-        assert len(early) < len(late)
-        for one, other in zip(early, late, strict=False):
-            assert (one.step, one.wall_time) == (other.step, other.wall_time)
-            assert one.tensor_proto == other.tensor_proto
-    assert len(after.Tensors("config")) == 1
-    content = after.SummaryMetadata(hparams_metadata.SESSION_END_INFO_TAG).plugin_data.content
-    assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
 
 
 @pytest.mark.slow

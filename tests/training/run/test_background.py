@@ -1,8 +1,6 @@
-"""Jobs beside training: in order, one at a time, and a failure is never lost."""
+"""Jobs beside training wait for each other."""
 
 import threading
-
-import pytest
 
 from ctr.training.run.files import Background
 
@@ -23,21 +21,3 @@ def test_they_do_not_pile_up():
     giver.join()
     background.wait()
     assert len(given) == 9
-
-
-def test_after_one_that_fails_nothing_is_begun_and_all_say_so():
-    background, done, may_go = Background("test"), [], threading.Event()
-
-    def fail() -> None:
-        may_go.wait()
-        raise OSError("full")
-
-    background.submit(fail)
-    background.submit(lambda: done.append(1))
-    background.check()
-    may_go.set()
-    for call in (background.wait, background.check, lambda: background.submit(lambda: done.append(2))):
-        with pytest.raises(OSError, match="full"):
-            call()
-    background.close()
-    assert done == []

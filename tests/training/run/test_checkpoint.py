@@ -12,16 +12,8 @@ import pytest
 
 from ctr.io.errors import InputError, PassingError
 from ctr.training.run import checkpoint
-from ctr.training.run.checkpoint import (
-    clean_up,
-    newest_position,
-    newest_sound,
-    read,
-    read_share,
-    save,
-)
+from ctr.training.run.checkpoint import clean_up, newest_sound, read, read_share, save
 from ctr.training.run.part_files import Writer
-from ctr.training.run.position import Passed, Position
 from ctr.workers.parts import Deal
 from fault_points import flip, watching
 
@@ -153,21 +145,6 @@ def test_older_ones_make_room_but_not_the_newest(tmp_path, monkeypatch):
     assert positions(tmp_path) == [5, 9, 20]
     save_with(size - 1)
     assert positions(tmp_path) == [9, 20, 40]
-
-
-def test_the_position_of_the_newest_sound_one_is_read_alone(tmp_path):
-    assert newest_position(tmp_path) == (0, 0)
-    for examples in (5, 9):
-        save(
-            tmp_path,
-            examples,
-            ARRAYS,
-            {"position": Position({"": Passed(examples)}, examples - 1).as_json()},
-            2,
-        )
-    assert newest_position(tmp_path) == (9, 8)
-    flip(path_of(tmp_path, 9) / "arrays.npz")
-    assert newest_position(tmp_path) == (5, 4)
 
 
 def test_what_an_interrupted_or_failing_save_left_does_not_count_and_is_cleaned_up(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The files of a run, one by one."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,7 @@ from ctr.data.reader import read_rows
 from ctr.io.errors import InputError
 from ctr.training.observers.observer import Scored, Turn
 from ctr.training.observers.predictions import Predictions
-from ctr.training.run.directory import (
-    adopt_config,
-    adopt_environment,
-    only_process,
-)
-from ctr.training.run.results import timing_before
-from ctr.training.run.summary import TIMING
+from ctr.training.run.directory import adopt_config, adopt_environment, only_process
 from small_runs import make_config
 
 
@@ -144,20 +137,3 @@ def test_a_resume_keeps_the_files_of_the_checkpoint_only(run, log, schema):
     (folder / names[0]).unlink()
     with pytest.raises(InputError, match=rf"has {rows[1] - rows[0]} rows, {rows[1]} at the checkpoint"):
         begun(run, rows[1])
-
-
-def test_of_a_finished_run_the_first_timing_stands(tmp_path):
-    path, none = tmp_path / "summary.json", dict.fromkeys(TIMING)
-    assert timing_before(path) == none
-    timing = {name: 1.5 + number for number, name in enumerate(TIMING)}
-    path.write_text(json.dumps({"examples": 3, **timing}))
-    assert timing_before(path) == timing
-    for content in (
-        "",
-        "[1]",
-        '{"examples_per_second": "fast"}',
-        '{"examples_per_second": NaN}',
-        "[" * 100_000,
-    ):
-        path.write_text(content)
-        assert timing_before(path) == none, content[:80]

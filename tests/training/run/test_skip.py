@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ctr.cli import main
 from ctr.config import load_model
@@ -21,11 +19,10 @@ from ctr.serving.export import export_from_run
 from ctr.serving.metadata import read_metadata, versions
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import add_skips, only_process
-from ctr.training.run.position import Position, note_step
 from ctr.training.session import train
 from growing_logs import ADAGRAD, STANDS, assert_same, newest_checkpoint
 from numerical_faults import injected
-from small_runs import SMALL, draw_examples, make_config, merged, publish
+from small_runs import SMALL, make_config, merged
 
 # Three batches at least.
 BAD = dict.fromkeys(range(600, 700), math.inf)
@@ -37,11 +34,6 @@ CONTENT: dict[str, Any] = {
     "max_skipped_steps": 3,
     "max_rejected_share": 0.02,
 }
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("skip") / "log", draw_examples().table())
 
 
 def command(log: Path, run: Path, changes: dict[str, Any], *more: str) -> list[str]:
@@ -143,17 +135,6 @@ def test_nothing_is_learned_from_a_batch_with_a_row_of_a_range(log, tmp_path):
         summary = train(log, make_config({"skip": skip}, logistic=True), tmp_path / "last")
     assert begun[True] == {starts[3]} and summary["left_out_rows"] > 1
     assert summary["examples"] == json.loads((tmp_path / "True/summary.json").read_text())["examples"]
-
-
-@given(st.lists(st.booleans(), max_size=40))
-def test_streaks_are_counted(steps):
-    position = Position()
-    for number, applied in enumerate(steps):
-        note_step(position, number, number + 1, applied)
-    since = len(steps) - 1 - steps[::-1].index(True) if True in steps else -1
-    assert position.skipped_in_a_row == len(steps) - 1 - since
-    assert position.skipped_steps == steps.count(False)
-    assert position.skipped_ranges == [[number, number + 1] for number, on in enumerate(steps) if not on]
 
 
 def test_what_skip_refuses(log, tmp_path, capsys):

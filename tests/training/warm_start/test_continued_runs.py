@@ -140,8 +140,6 @@ def test_killed_at_any_moment_it_is_begun_or_not(old, whole, launched, tmp_path,
 
 # Each state that a run may have, once: a run of two halves is a run over the whole.
 
-PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
-
 
 def families(*given: dict[str, Any], **others: Any) -> dict[str, Any]:
     return {"objective": {"bias_constraints": {"learning_rate": 0.3, "families": list(given), **others}}}
