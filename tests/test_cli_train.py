@@ -233,7 +233,7 @@ def proc_net(kind: str) -> list[str]:
     return path.read_text().splitlines()[1:] if path.exists() else []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("is_cluster", [False, True])
 def test_two_workers_follow_a_log_to_the_bits_of_two_over_all_of_it(place, pair, is_cluster):
     def begin(*more: str) -> list["subprocess.Popen[str]"]:

@@ -110,7 +110,7 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(found):
     assert used.model.experts == ("linear", "network")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
     class Stop(BaseException):
         pass

@@ -42,7 +42,7 @@ BREAKS = [
 ]
 
 
-@pytest.mark.slow(first=3)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("kind", "point", "after"), BREAKS)
 def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"

@@ -70,7 +70,7 @@ def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, log, tmp_pa
     assert 2 * left_out - 20 < again < 2 * left_out + 60 and again < once_more < again + 130
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
     short_looks, log, tmp_path, monkeypatch
 ):

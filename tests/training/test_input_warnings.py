@@ -96,7 +96,7 @@ def test_features_that_are_missing_in_all_rows_and_values_that_stand_for_none_ar
     assert json.loads((folder / "run" / "summary.json").read_text())["logloss"] < 0.67
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_goes_on_with_another_label_is_warned_of(tmp_path, capfd):
     old = make_log(tmp_path / "old", 0)
     assert train(old, capfd) == NAMED

@@ -63,7 +63,7 @@ def test_labels_change_nothing_before_their_rows_are_learned(labeled_log, exampl
             assert (one[column][later] != two[column][later]).mean() > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_stopped_anywhere_ends_in_the_same_bits(labeled_log, tmp_path):
     assert main(["sample", str(labeled_log), "--name", "part", "--set", "non_click_rate=0.6", "-q"]) == 0
     config, whole = config_with(**OWN, label_delay=0.0035, sampling={"name": "part"}), tmp_path / "whole"

@@ -72,7 +72,7 @@ def logs(tmp_path_factory):
     return make_log(folder / "plain", []), make_log(folder / "robots", [2000, 40])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     "options",
     [

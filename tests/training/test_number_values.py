@@ -90,7 +90,7 @@ def test_a_run_in_parts_has_the_bits_of_a_whole_one(log, tmp_path):
     assert_same(tmp_path / "parts", tmp_path / "whole", *STANDS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_warm_start_goes_on_with_what_numbers_were_like(log, tmp_path):
     table, config = with_numbers(draw_examples().table()), make_config(NETWORK)
     early = publish(tmp_path / "early", table, INTERVALS[:2], NUMBERS)

@@ -223,7 +223,7 @@ def stopping_after(batches: int) -> Callable[[int, Any], None]:
     return progress
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_with_a_label_delay_and_a_constraint_log_stopped_again_and_again(long_log, tmp_path):
     other = draw_examples(QUERIES - 10, seed=9)
     exposure = publish(tmp_path / "exposure", other.table(), ((0, END),))

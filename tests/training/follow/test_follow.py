@@ -107,7 +107,7 @@ def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, tmp_pa
     assert_reported(tmp_path / "run", short, stopped)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("is_linear", [True, False])
 def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(short, exposure, tmp_path, is_linear):
     """Stopped twice, once amid rows that are published.

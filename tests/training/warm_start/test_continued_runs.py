@@ -164,7 +164,7 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
     assert prompt["log"] == prompt["learned"] == begins["learned"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_outputs_of_further_labels_go_on(tmp_path):
     table = table_with(SCHEMA, draw_examples())
     drawn = np.random.default_rng(5).random((2, table.num_rows))
