@@ -187,21 +187,21 @@ def _read_time(column: Column, time: Time) -> TimeColumn:
 
 def time_readings(column: Column) -> list[TimeColumn]:
     """Returns the different ways to read a column as a time that fit nearly all its values; none for other columns."""
-    kind, name = column.array.type, column.name
+    kind, name, looked = column.array.type, column.name, column.texts[:_LOOKED]
     forms: Sequence[str] = ()
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         forms = ("iso8601",)
     elif is_text(kind) and column.numbers is None:
-        forms = ("iso8601", *_FORMATS)
+        with_digits = sum(any(map(str.isdigit, text)) for text in looked)
+        forms = ("iso8601", *_FORMATS) if 2 * with_digits >= len(looked) else ()
     elif is_text(kind) or pa.types.is_integer(kind):
-        lengths = {len(text.strip()) for text in column.texts[:_LOOKED]}
+        lengths = {len(text.strip()) for text in looked}
         forms = [form for form, length in _DIGITS.items() if length in lengths and len(lengths) < 3]
     ways = [Time(column=name, format=form) for form in forms]
     if column.numbers is not None:
         middle = float(np.median(column.finite))
         ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
-    texts = pa.array(column.texts[:_LOOKED], pa.string())
-    some = texts if is_text(kind) else column.array.drop_null()[:_LOOKED]
+    some = pa.array(looked, pa.string()) if is_text(kind) else column.array.drop_null()[:_LOOKED]
     readings: list[TimeColumn] = []
     for time in ways if column.present else ():
         # Digits are a date rather than a number; a few values, such as 0, may stand for none.
