@@ -181,6 +181,14 @@ def test_any_missing_file_is_refused_but_the_last_manifest(whole: Whole) -> None
             assert whole.check({path: None}) is not None
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_every_flipped_bit_is_refused(whole: Whole) -> None:
+    for path in whole.files:
+        for bit in range(8 * len(whole.contents[path])):
+            assert whole.check({path: flipped(whole.contents[path], bit)}) is not None
+
+
 # ---------------------------------------------------------------- publishers that are at fault
 
 
