@@ -34,14 +34,6 @@ def test_features_of_one_tower_and_width_share_a_table():
     assert shared.rows == 25
 
 
-def test_a_table_that_int32_cannot_number_is_refused():
-    half = 2**30
-    features = [FeatureRows(name, half, 4, "ui", index) for index, name in enumerate("ab")]
-    with pytest.raises(ValueError, match=r"table ui-4: 2147483648 rows are too many"):
-        lay_out_tables(features)
-    assert len(lay_out_tables([features[0], FeatureRows("b", half, 8, "ui", 1)])) == 2
-
-
 # Few, so that they repeat and that features have the same ones; among them 0, which says missing, and others that are
 # numbers of rows, too.
 FINGERPRINTS = (0, 1, 2, 7, -1, 2**32, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)

@@ -114,7 +114,7 @@ def test_a_run_gives_the_bits_of_any_other(root: Path, growing: Any, exposure: A
     changes = {
         **growing_logs.ROOTS,
         # From this size of a matrix on, more threads of BLAS would give its roots other bits.
-        "model": {"deep": {"units": [256]}},
+        "model": {"crosses": {"layers": 0}, "deep": {"units": [256]}},
         "sampling": {"name": "part"},
         "objective": {
             **growing_logs.constrained(exposure.folder)["objective"],

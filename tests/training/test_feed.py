@@ -5,34 +5,7 @@ import time
 
 import pytest
 
-from ctr.data.batches import whole_query_batches
-from ctr.data.log import read_manifests
-from ctr.data.reader import read_rows
 from ctr.io.read_ahead import read_ahead
-from ctr.training.feed import make_feed
-from small_runs import make_config
-
-
-def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema):
-    layouts = make_config().table_layouts(schema)
-    batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
-    assert len({len(batch.rows) for batch in batches}) > 3
-    for batch in batches:
-        feed = make_feed(batch, layouts, 50)
-        count = len(batch.rows)
-        assert feed.batch is batch
-        assert feed.targets["label"].shape == (50,)
-        assert feed.targets["label"][:count].tolist() == batch.rows.label.tolist()
-        for name in ("weight", "own_weight"):
-            assert feed.targets[name][:count].tolist() == batch.rows.train_weight.tolist()
-            assert feed.targets[name].shape == (50,) and not feed.targets[name][count:].any()
-        assert [plan.single.shape[0] for plan in feed.plans] == [50] * len(layouts)
-    # A larger query takes a larger size.
-    for batch_rows in (1, 2, 3, 7, 20):
-        targets = make_feed(batches[0], layouts, batch_rows).targets
-        count = len(batches[0].rows)
-        assert count <= len(targets["label"]) < count * 4 / 3
-        assert not targets["weight"][count:].any() and not targets["own_weight"][count:].any()
 
 
 def threads() -> list[threading.Thread]:

@@ -136,6 +136,7 @@ def test_a_run_that_stops_inside_a_call_names_the_rows_up_to_the_batch_at_fault(
 SHAMPOO: dict[str, Any] = {
     "skip": [],
     "batch": {"rows": 8, "growth": 0.05, "least": 1},
+    "model": {"experts": ["network"]},
     "optimizer": {
         "dense": {
             "preconditioned_from_rows": 8,

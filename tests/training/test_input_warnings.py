@@ -65,14 +65,7 @@ def make_log(folder: Path, base: float, sentinel: float | None = None, rows: int
 def train(folder: Path, capfd: pytest.CaptureFixture[str], *options: str) -> list[str]:
     """Trains a run; returns its warnings."""
     capfd.readouterr()
-    command = [
-        "train",
-        str(folder / "log"),
-        "--config",
-        str(folder / "run.yaml"),
-        "--out",
-        str(folder / "run"),
-    ]
+    command = f"train {folder / 'log'} --config {folder / 'run.yaml'} --out {folder / 'run'}".split()
     assert main([*command, *options]) == 0
     lines = capfd.readouterr().out.splitlines()
     return [line.removeprefix("  warning: ") for line in lines if line.startswith("  warning: ")]

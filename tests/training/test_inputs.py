@@ -128,14 +128,6 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(lo
     assert states is not None and states.summary() == other
     assert read_constraint_metrics(read_run(tmp_path / "plain"), "exposure") is None
     assert len(read_predictions(tmp_path / "run")) == without["examples"]
-    # Whether they teach by themselves is another matter; they share the denominator of the mean, which AdaGrad hardly
-    # sees.
-    results = {}
-    for own in (False, True):
-        config = make_config(constrained(path, learning_rate=1e-12, own_loss=own), logistic=True)
-        results[own] = train(log, config, tmp_path / f"run-{own}")
-    assert results[False]["logloss"] == pytest.approx(without["logloss"], abs=2e-3)
-    assert results[True]["calibration_bias"] < without["calibration_bias"] - 0.05
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ class World:
         self.folder, self.schema, self.tables = folder, schema, (examples.table, exposure.table)
         changes = {
             **growing_logs.constrained(folder / "exposure"),
+            "model": {"crosses": {"layers": 0}},
             "sampling": {"name": "part", "score": "all"},
             "optimizer": {"dense": {"shampoo": shampoo}},
             "checkpoint": {"every_examples": 130, "keep": 2},

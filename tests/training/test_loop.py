@@ -222,6 +222,12 @@ def test_faulty_rows_are_set_aside_with_their_reason(examples, passed):
     assert (summary["rejected_rows"], summary["log_rows"]) == (len(FAULTY), len(examples))
     assert summary["examples"] == summary["trained_examples"] == len(examples) - len(FAULTY)
     assert summary["trained_rows"] == taught.sum()
+    rows = rows_of(one.log)
+    rows = rows.keep(rows.fault == 0)
+    without = {name: rows.ids[:, place] == 0 for place, name in enumerate(("user", "item", "position"))}
+    without["tags"] = np.diff(rows.multivalent["tags"][1]) == 0
+    for name, is_missing in without.items():
+        assert summary["features"][name]["missing"] == is_missing.mean() > 0, name
 
 
 def row_losses(label: np.ndarray, logit: np.ndarray) -> np.ndarray:

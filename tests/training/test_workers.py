@@ -64,7 +64,7 @@ FACTORIZED = {
     "model": {"factorized": {"width": 4, "ui_units": [4]}, "experts": ["network"]},
     "batch": {"rows": 40},
     "label_delay": 0.01,
-    "export": {"every_examples": 1300},
+    "export": {"every_examples": 700},
 }
 # Two components, whose products are computed at once.
 COMPONENTS = {
@@ -72,7 +72,6 @@ COMPONENTS = {
     "optimizer": {"embeddings": {"learning_rate": 0.02}, "dense": {"learning_rate": 0.005}},
     "batch": {"rows": 40},
 }
-QUERIES = 360
 
 
 def objective(exposure: Path) -> dict[str, Any]:
@@ -103,17 +102,14 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.groups, self.made = folder, 0, set()
-        intervals = ((0, 130_000), (130_000, 260_000), (260_000, 10**9))
-        examples = draw_examples(QUERIES)
+        examples = draw_examples(240)
         drawn = np.random.default_rng(7).random((2, len(examples)))
         sale, lead = np.where(drawn < 0.3, 1.0, np.where(drawn < 0.9, 0.0, np.nan))
-        self.log = publish(
-            folder / "log", intervals=intervals, **labeled(examples.table(), sale=sale, lead=lead)
-        )
-        exposure = publish(folder / "exposure", draw_examples(QUERIES, seed=9).table(), intervals)
-        numbers = with_numbers(draw_examples(240).table())
+        self.log = publish(folder / "log", **labeled(examples.table(), sale=sale, lead=lead))
+        exposure = publish(folder / "exposure", draw_examples(240, seed=9).table())
+        numbers = with_numbers(examples.table())
         self.numbers = publish(folder / "numbers", numbers, schema=NUMBERS)
-        self.growing = fingerprint_logs.publish_growing(folder / "growing", draw_examples(240))
+        self.growing = fingerprint_logs.publish_growing(folder / "growing", examples)
         sampling = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "workers"}, "test")
         write_decisions(self.log, "part", sampling)
         base = merged(SMALL, SMOOTH)
@@ -180,7 +176,7 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
     for column in (key for key in expected if key.startswith("logit")):
         np.testing.assert_allclose(found[column], expected[column], atol=1e-5, rtol=0, err_msg=column)
     one, other = (json.loads((run / "summary.json").read_text()) for run in (alone, together))
-    assert one["batches"] > (140 if name == "objective" else 40)
+    assert one["batches"] > (90 if name == "objective" else 25)
     assert metrics_of(other) == pytest.approx(metrics_of(one), rel=1e-6, abs=1e-6)
     # Two rows that are predicted alike within rounding may change places, and each pair of them counts.
     clicked, others = (expected["logit"][expected["label"] == label] for label in (1, 0))

@@ -261,14 +261,7 @@ def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
 
 def test_arguments_that_make_no_sense_are_refused(short, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(dump_yaml(make_config()))
-    given = [
-        "train",
-        str(short.folder),
-        "--config",
-        str(tmp_path / "config.yaml"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    given = f"train {short.folder} --config {tmp_path / 'config.yaml'} --out {tmp_path / 'run'}".split()
     for more, error in (
         ("--stop-when-idle 1", "--poll and --stop-when-idle go with --follow"),
         ("--follow --record teacher", "--record does not go with --follow"),

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig
 from ctr.training.ids.id_map import DEALT_ARRAYS, GrowingFeature, IdMap
 from ctr.workers.parts import Deal, reshard
-from slow_id_map import SlowIdMap
+from slow_id_map import SlowIdMap, fingerprint_of
 from thread_group import Threads
 
 SECOND = 1_000_000
-VALUES = [*range(1, 8), -1, -(2**63), 2**63 - 1]
+# The hashes of the last ones begin at the last place of a hash table, two of them with the part that it keeps, too.
+COLLIDING = [
+    fingerprint_of(0, 1023 << 54 | middle << 40 | tag) for middle, tag in ((0, 0), (1, 0), (0, 1), (1, 1))
+]
+VALUES = [*range(1, 6), -1, -(2**63), 2**63 - 1, *COLLIDING]
 
 
 def make_features(capacities, shared_rows=(2, 1, 3)):

@@ -180,23 +180,6 @@ def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, wh
     assert_measured_as(run, whole)
 
 
-@pytest.mark.slow
-def test_a_run_that_is_broken_off_before_and_between_its_checkpoints_measures_the_same(
-    growing_log, whole, tmp_path
-):
-    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 500}}, logistic=True)
-    for last in (350, 800):
-
-        def fail(position: int, _: object, last: int = last) -> None:
-            if position > last:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            train(growing_log, config, tmp_path / "run", fail)
-    train(growing_log, config, tmp_path / "run")
-    assert_measured_as(tmp_path / "run", whole)
-
-
 def test_what_decides_clicks_is_important_and_noise_is_not(tmp_path):
     rng, rows = np.random.default_rng(5), 6000
     schema = Schema(features=tuple(Category(name=name, source=name) for name in ("noise", "cause", "alike")))

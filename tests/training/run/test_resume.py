@@ -143,7 +143,7 @@ def unfinished(linear, copy_run) -> Path:
 def test_what_interrupted_writes_left_is_removed_and_a_finished_run_has_nothing_left_to_do(
     faulty_log, linear, unfinished
 ):
-    names = ("summary.json", "windows.parquet")
+    names = ("summary.json", "windows.parquet", "predictions/1.parquet")
     left = [unfinished / f"{name}.partial-0123456789abcdef" for name in names]
     for path in left:
         path.parent.mkdir(exist_ok=True)
@@ -205,6 +205,8 @@ def test_what_it_cannot_go_on_from_is_refused_and_left_as_it_is(faulty_log, log,
     for name in ("metrics.jsonl", "rejects.jsonl"):
         lost = rf"{name}: has 0 bytes, \d+ at the checkpoint"
         refused(lost, damage=lambda run, name=name: (run / name).write_text(""))
+    lost = r"predictions: has \d+ rows, \d+ at the checkpoint: files were lost"
+    refused(lost, damage=lambda run: min((run / "predictions").iterdir()).unlink())
     refused("inter_op_threads was 64, is ", damage=changed_environment)
     refused("batch.rows was 50, is 40.* seed was 1, is 9", faulty_log, {"seed": 9, "batch": {"rows": 40}})
     refused("the log is not the one that this run was trained on", log)

@@ -1,21 +1,12 @@
 """The files of a run, one by one."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ctr.data.batches import Batch, whole_query_batches
-from ctr.data.log import read_manifests
-from ctr.data.reader import read_rows
 from ctr.io.errors import InputError
-from ctr.training.observers.observer import Scored, Turn
 from ctr.training.observers.predictions import Predictions
 from ctr.training.run.directory import adopt_config, adopt_environment, only_process
+from ctr.training.session import train
 from small_runs import make_config
 
 
@@ -87,53 +78,8 @@ def test_a_run_directory_has_one_process(tmp_path):
         pass
 
 
-def batches_of(log: Path, schema, rows: int = 50) -> list[Batch]:
-    return list(whole_query_batches(read_rows(log, schema, read_manifests(log)), rows, 64))
-
-
-def logits(batch: Batch) -> np.ndarray:
-    return (batch.rows.example_id / 7).astype(np.float32)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run as an observer of predictions sees it, whose files are written at once."""
-    background = SimpleNamespace(submit=lambda job: job())
-    return SimpleNamespace(
-        run_dir=tmp_path, config=make_config(), background=background, position=SimpleNamespace(examples=0)
-    )
-
-
-def begun(run: Any, rows: int = 0, part_rows: int = 1_000_000) -> Predictions:
-    predictions = Predictions(part_rows)
-    predictions.begin(run, {"rows": np.array(rows)})
-    return predictions
-
-
-def add(run: Any, predictions: Predictions, batches: Sequence[Batch]) -> int:
-    """Adds batches and returns how many rows a checkpoint behind them counts."""
-    for batch in batches:
-        run.position.examples = batch.end
-        predictions.batch(Turn(True, [Scored(0, batch, logits(batch), ())]))
-    return int(predictions.checkpoint()["rows"])
-
-
-def test_predictions_do_not_wait_for_a_checkpoint_without_end(run, log, schema):
-    add(run, begun(run, part_rows=120), batches_of(log, schema))
-    written = [pq.read_metadata(path).num_rows for path in sorted((run.run_dir / "predictions").iterdir())]
-    assert len(written) > 5 and all(120 <= rows < 120 + 50 for rows in written[:-1])
-
-
-def test_a_resume_keeps_the_files_of_the_checkpoint_only(run, log, schema):
-    predictions, batches = begun(run), batches_of(log, schema)
-    rows = [add(run, predictions, [batch]) for batch in batches[:3]]
-    folder = run.run_dir / "predictions"
-    names = [f"{batch.end:020d}.parquet" for batch in batches[:3]]
-    (folder / f"{names[0]}.partial-0123456789abcdef").touch()
-    run.position.examples = batches[1].end
-    again = begun(run, rows[1])
-    assert sorted(path.name for path in folder.iterdir()) == names[:2]
-    assert add(run, again, []) == rows[1]
-    (folder / names[0]).unlink()
-    with pytest.raises(InputError, match=rf"has {rows[1] - rows[0]} rows, {rows[1]} at the checkpoint"):
-        begun(run, rows[1])
+def test_predictions_do_not_wait_for_a_checkpoint_without_end(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(Predictions.__init__, "__defaults__", (120,))
+    train(log, make_config({"checkpoint": {"every_examples": 10**6}}, logistic=True), tmp_path / "run")
+    rows = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "run/predictions").iterdir())]
+    assert len(rows) > 5 and all(120 <= count < 120 + 64 for count in rows[:-1])

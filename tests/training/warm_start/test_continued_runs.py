@@ -221,28 +221,6 @@ def test_dual_variables_go_with_the_definition_of_their_slices(half, whole, tmp_
 
 
 @pytest.mark.soak
-def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
-    # Each has another loss, whose ramp begins with it.
-    ranked = config_of({"objective": {"ranking": {"weight": 0.3, "ramp": 1000}}})
-    train(whole, ranked, tmp_path / "ranked", init_from=InitFrom(old))
-    lines = [json.loads(line) for line in (tmp_path / "ranked/metrics.jsonl").read_text().splitlines()]
-    trained, own = (
-        json.loads((run / "summary.json").read_text())["trained_examples"]
-        for run in (old, tmp_path / "ranked")
-    )
-    assert {line["alpha2"] for line in lines} == {1.0}
-    assert [line["ramp_ranking"] for line in lines] == pytest.approx(
-        [(line["examples"] - lines[0]["examples"] + lines[0]["window_examples"]) / 1000 for line in lines]
-    )
-    again = config_of({"objective": {"ranking": {"weight": 0.2, "ramp": 1000}}, "seed": 3})
-    warm_start(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
-    assert {name: why for name, (_, why) in table_of(tmp_path / "again", "ramp").items()} == {
-        "alpha2": f"continues at {trained + own} examples",
-        "ranking": f"continues at {own} examples",
-    }
-
-
-@pytest.mark.soak
 def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path):
     stands = growing_logs.train_part(whole, config_of(), tmp_path / "part", 400)
     shutil.copytree(tmp_path / "part", tmp_path / "copy")
