@@ -22,18 +22,6 @@ FEATURES = (
 )
 
 
-def test_features_of_one_tower_and_width_share_a_table():
-    layouts = lay_out_tables(FEATURES)
-    assert [layout.name for layout in layouts] == ["quality-0", "quality-4", "ui-4", "ui-8"]
-    shared = layouts[1]
-    # Single-valued before multivalent, else in their own order.
-    assert [feature.name for feature in shared.features] == ["a", "c", "m", "n"]
-    assert [feature.name for feature in shared.single] == ["a", "c"]
-    assert [feature.name for feature in shared.multivalent] == ["m", "n"]
-    assert shared.offsets() == {"a": 0, "c": 5, "m": 16, "n": 23}
-    assert shared.rows == 25
-
-
 # Few, so that they repeat and that features have the same ones; among them 0, which says missing, and others that are
 # numbers of rows, too.
 FINGERPRINTS = (0, 1, 2, 7, -1, 2**32, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)

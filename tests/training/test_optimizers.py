@@ -8,7 +8,6 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import MetricsConfig, TrainConfig
-from ctr.training.run.directory import read_warm_start
 from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, train_part, weights_of, whole_and_in_parts
@@ -90,20 +89,6 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     order, before = (np.lexsort([weights[name].ravel() for name in sorted(rows)]) for weights in (new, old))
     for name in rows:
         np.testing.assert_array_equal(new[name][order], old[name][before], err_msg=name)
-    # Under another rule the weights go on, and their state begins.
-    embeddings = {"linear_rule": "adagrad", "learning_rate": 0.5}
-    content = {
-        **config.model_dump(mode="json"),
-        "optimizer": {"embeddings": embeddings, "dense": {"shampoo": {"block_size": 5}}},
-    }
-    other = parse_model(TrainConfig, content, "test")
-    warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old"))
-    found = weights_of(tmp_path / "other")
-    np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
-    assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
-    lines = read_warm_start(tmp_path / "other")["table"]
-    [why] = [line["why"] for line in lines if (line["part"], line["name"]) == ("optimizer", "dense")]
-    assert why == "optimizer.dense.shampoo.block_size was 256, is 5"
 
 
 def test_one_sided_rows_take_no_newton_steps_beside_them():

@@ -36,7 +36,7 @@ RUNS = [
 RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
-    "model": {"deep": {"activation": "smelu"}},
+    "model": {"crosses": {"layers": 1}, "deep": {"activation": "smelu"}},
     "optimizer": {"dense": {"shampoo": {"grafting": {"initial_accumulator": 0.001}}}},
     "batch": {"rows": 12},
 }

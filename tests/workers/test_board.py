@@ -77,23 +77,6 @@ def test_a_worker_that_is_gone_is_named_by_all_and_not_one_that_ended_because_of
         last.exchange(1, np.ones(3))
 
 
-def test_those_that_do_not_come_in_time_are_named(boards):
-    first, slow, last = boards(3)
-    first.until = last.until = time.monotonic() + 0.5
-
-    def exchange(board: Board) -> None:
-        with pytest.raises(LostError):
-            board.exchange(1, np.ones(3))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(exchange, (first, last)))
-    assert first.lost == last.lost == (1,)
-    # The one that was slow finds all that they sent before, and then that they have given it up.
-    slow.exchange(1, np.ones(3))
-    exchange(slow)
-    assert slow.lost in ((0,), (2,))
-
-
 def test_workers_that_make_different_exchanges_are_a_fault_of_the_program(boards):
     workers = boards(2)
 

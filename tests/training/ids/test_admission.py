@@ -1,4 +1,4 @@
-"""Draws of examples, and counts of waiting ids: exact up to a bound, and of a stated error beyond."""
+"""Draws of examples, and counts of more waiting ids than are counted exactly: of a stated error and memory."""
 
 import numpy as np
 import pytest

@@ -56,15 +56,6 @@ def test_a_run_within_a_tenth_does_not_warn_and_a_miscalibrated_one_says_what_to
         assert "optimizer.dense.learning_rate" in text and "objective.bias_constraints" in text
 
 
-def test_clicks_too_many_in_the_highest_decile_alone_and_a_pass_that_ends_calibrated_are_named():
-    text = calibration_warning(summary_of(0.0, top_shift=2.5), config_of())
-    [share] = re.findall(r"([\d.]+)% of the difference is in the decile of the highest predictions", text)
-    assert float(share) > 90
-    assert "optimizer.embeddings.learning_rate" in text and "optimizer.dense" not in text
-    text = calibration_warning(summary_of(0.6, late_shift=0.0), config_of())
-    assert "the last window alone is calibrated" in text and "batch.rows" in text
-
-
 def test_what_is_configured_is_named_where_it_may_be_the_cause_and_every_key_that_is_named_exists():
     causes = {
         "model.prior (0.5, the rate of clicks is 0.28)": {"model": {"prior": 0.5}},
@@ -74,11 +65,14 @@ def test_what_is_configured_is_named_where_it_may_be_the_cause_and_every_key_tha
         "objective.distillation": {"objective": {"distillation": {"teacher": "big"}}},
     }
     summary = summary_of(0.5)
-    plain = calibration_warning(summary, config_of())
-    texts = [
-        plain,
-        *(calibration_warning(summary_of(*one), config_of()) for one in ((0.0, 2.5), (0.6, 0.0, 0.0))),
+    plain, of_top, of_the_end = texts = [
+        calibration_warning(summary_of(*one), config_of()) for one in ((0.5,), (0.0, 2.5), (0.6, 0.0, 0.0))
     ]
+    # Too many clicks in the highest decile alone; and a pass that ends calibrated.
+    [share] = re.findall(r"([\d.]+)% of the difference is in the decile of the highest predictions", of_top)
+    assert float(share) > 90
+    assert "optimizer.embeddings.learning_rate" in of_top and "optimizer.dense" not in of_top
+    assert "the last window alone is calibrated" in of_the_end and "batch.rows" in of_the_end
     for named, content in causes.items():
         texts.append(calibration_warning(summary, config_of(**content)))
         assert named in texts[-1] and named not in plain

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 import growing_logs
-import small_runs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
@@ -19,7 +18,7 @@ from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed
-from small_runs import draw_examples, labeled
+from small_runs import draw_examples
 from warm_starts import (
     END,
     HALF,
@@ -38,7 +37,6 @@ from warm_starts import (
     publish,
     rows_before,
     table_of,
-    table_with,
     weights,
 )
 
@@ -162,23 +160,6 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
     warm_start(whole, config_of(), tmp_path / "prompt", InitFrom(tmp_path / "old"))
     prompt = read_warm_start(tmp_path / "prompt")["begins_at"]
     assert prompt["log"] == prompt["learned"] == begins["learned"]
-
-
-@pytest.mark.soak
-def test_outputs_of_further_labels_go_on(tmp_path):
-    table = table_with(SCHEMA, draw_examples())
-    drawn = np.random.default_rng(5).random((2, table.num_rows))
-    sale, lead = np.where(drawn < 0.3, 1.0, np.where(drawn < 0.9, 0.0, np.nan))
-    rows = labeled(table, SCHEMA, sale=sale, lead=lead)
-    parts = ((0, 80_000), (80_000, HALF), (HALF, END))
-    logs = [
-        small_runs.publish(tmp_path / name, intervals=ends, **rows)
-        for name, ends in (("first", parts[:2]), ("all", parts))
-    ]
-    labels = {"sale": {}, "lead": {"given": "all"}}
-    halves(*logs, tmp_path, {"label_delay": 0.01, "objective": {"labels": labels}})
-    changed = read_predictions(tmp_path / "uninterrupted")["logit_sale"]
-    assert changed.nunique() > 100
 
 
 @pytest.mark.soak

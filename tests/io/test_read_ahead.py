@@ -1,4 +1,4 @@
-"""Padded feeds, and the thread that reads ahead."""
+"""The thread that reads ahead."""
 
 import threading
 import time
