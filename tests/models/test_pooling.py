@@ -63,7 +63,7 @@ def pooled_of(layouts, rows, plans, own, dtype="float32", by_products=False):
 
 def expected(layouts, tables, own):
     """The pooled embedding of each row and its product with the target's, one value after the other."""
-    weights = {name.rpartition("/")[2]: value.numpy().astype(np.float64) for name, value in own.items()}
+    weights = {name.rpartition("/")[2]: np.array(value, np.float64) for name, value in own.items()}
     by_feature = {}
     for layout, table in zip(layouts, tables, strict=True):
         for name, offset in layout.offsets().items():
@@ -110,31 +110,21 @@ def test_gradients_are_those_of_differences(averages, by_products):
         total = tf.reduce_sum(found * tf.constant(share, tf.float32))
     of_rows, of_own = tape.gradient(total, (rows, own))
 
-    def value():
-        return float((expected(layouts, tables, own) * share).sum())
-
-    for name, gradient in of_own.items():
-        direction = np.random.default_rng(2).normal(size=gradient.shape)
-        start, sides = own[name], []
+    weights, rng = {name: value.numpy() for name, value in own.items()}, np.random.default_rng(2)
+    of_weights = [(weights[name], gradient, slice(None)) for name, gradient in of_own.items()]
+    of_tables = [
+        (table, gradient, plan.distinct[: plan.distinct_count])
+        for table, gradient, plan in zip(tables, of_rows, plans, strict=True)
+    ]
+    for array, gradient, named in of_weights + of_tables:
+        direction, start, sides = rng.normal(size=array.shape).astype(np.float32), array.copy(), []
         for sign in (1, -1):
-            own[name] = start + tf.constant(sign * 1e-3 * direction, tf.float32)
-            sides.append(value())
-        own[name] = start
-        dense = tf.convert_to_tensor(gradient).numpy()
-        assert float((dense * direction).sum()) == pytest.approx(
-            (sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3
-        )
-    for table, plan, gradient in zip(tables, plans, of_rows, strict=True):
-        dense = tf.convert_to_tensor(gradient).numpy()[: plan.distinct_count]
-        direction = np.random.default_rng(4).normal(size=table.shape).astype(np.float32)
-        own_rows, start, sides = plan.distinct[: plan.distinct_count], table.copy(), []
-        for sign in (1, -1):
-            table[:] = start + np.float32(sign * 1e-3) * direction
-            sides.append(value())
-        table[:] = start
-        assert float((dense * direction[own_rows]).sum()) == pytest.approx(
-            (sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3
-        )
+            array[:] = start + np.float32(sign * 1e-3) * direction
+            sides.append((expected(layouts, tables, weights) * share).sum())
+        array[:] = start
+        dense, along = tf.convert_to_tensor(gradient).numpy(), direction[named]
+        found = float((dense[: len(along)] * along).sum())
+        assert found == pytest.approx((sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3)
 
 
 def test_a_batch_without_any_value_pools_nothing():

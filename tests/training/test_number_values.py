@@ -20,7 +20,7 @@ from ctr.training.warm_start.start import InitFrom
 from growing_logs import ADAGRAD, STANDS, assert_same, train_part
 from small_runs import INTERVALS, NUMBERS, draw_examples, make_config, publish, with_numbers
 
-NETWORK = {"model": {"experts": ["linear", "network"], "crosses": {"layers": 0}}, **ADAGRAD}
+NETWORK = {"model": {"experts": ["linear", "network"]}, **ADAGRAD}
 
 
 def rows_of(queries: int, seed: int = 0) -> Rows:

@@ -32,7 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
 # As a stranger's run: linear weights and network are two experts, which a gate combines.
 DEFAULT: dict[str, Any] = {
     "batch": {"rows": 40, "growth": 0.1},
-    "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}, "init_scale": 0.3},
+    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": 100}, "deep": {"units": [4]}, "init_scale": 0.3},
     "optimizer": {"embeddings": {"learning_rate": 0.5}},
     "checkpoint": {"every_examples": 10**6},
     "compute_dtype": "float32",
