@@ -159,6 +159,13 @@ def test_weights_that_are_rounded_before_give_the_same_scores():
     assert found[0].dtype == tf.float32 and {weight.dtype for weight in weights.values()} == {tf.float32}
 
 
+def test_architectures_that_are_impossible_are_refused():
+    with pytest.raises(ValueError, match="rank head needs crosses or deep layers"):
+        Architecture(0, 0, (), rank_head=True)
+    with pytest.raises(ValueError, match="factorized model needs crosses or deep layers"):
+        Architecture(0, 0, (), factors=FACTORIZED.factors)
+
+
 @pytest.mark.parametrize(
     ("changes", "dtypes"),
     [

@@ -51,10 +51,14 @@ def test_weights_have_the_order_of_checkpoints():
 # The beginnings of some matrices of two components under seed 17, as Keras' layers drew them in the first version.
 STARTS = {
     "component_1/quality/cross_0/u": [0.02547068, -0.05753491],
+    "component_1/quality/cross_1/v": [-0.02014153, -0.06986878],
     "component_1/quality/deep_0/u": [-0.09020763, 0.01843864],
+    "component_1/quality/deep_0/v": [-0.7412755, -0.3684945],
     "component_1/quality/deep_1/w": [0.1831018, 0.2151218],
     "component_1/quality_head": [-0.09681392, -0.2078446],
+    "component_1/rank_head": [-0.05385557, -0.1504523],
     "component_1/ui/deep_0/w": [-0.1200325, 0.06276111],
+    "component_1/ui_head": [0.3305796, -0.4583995],
 }
 
 

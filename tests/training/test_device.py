@@ -142,8 +142,7 @@ def test_the_variables_and_steps_of_a_run_are_on_the_chip_and_its_bits_are_those
 ):
     damped = {"epsilon": 0.01, "start_preconditioning_step": 4, "precondition_frequency": 3}
     changes = {
-        "batch": {"rows": 64, "shapes": "few"},
-        "model": {"crosses": {"layers": 0}},
+        "batch": {"rows": 64, "max_query_rows": 128, "shapes": "few"},
         "jit": True,
         "optimizer": {"dense": {"preconditioned_from_rows": 1, "shampoo": damped}},
     }

@@ -1,9 +1,12 @@
 """How workers divide a batch and its tables, against what the whole batch says."""
 
 import numpy as np
+import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.models.embeddings import _seeds, create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.division import Division, Placement, divide_rows
 from ctr.training.tables.rows import is_divided
@@ -41,6 +44,20 @@ def test_each_worker_takes_whole_queries_a_stretch_of_each_log(sizes, others, wo
     for log, lengths in ((0, sizes), (1, others)):
         counts = np.bincount(division.workers[source == log], minlength=workers)
         assert counts.max(initial=0) <= sum(lengths) / workers + max(lengths, default=0)
+
+
+@pytest.mark.parametrize(("copies", "width"), [(1, 1), (2, 3), (1, 16)])
+def test_a_part_of_a_table_begins_with_the_values_of_the_whole_one(copies, width, monkeypatch):
+    # Drawn in several pieces.
+    monkeypatch.setattr("ctr.models.embeddings._PIECE", 1024)
+    (layout,) = lay_out_tables([FeatureRows("id", 5003, width, "quality", 0)], copies)
+    drawn = [tf.random.stateless_normal([5003, width], _seeds(layout, copy, 7)) for copy in range(copies)]
+    columns = [part for embedding in drawn for part in (0.05 * embedding, tf.zeros([5003, 1]))]
+    whole = tf.concat(columns, axis=1).numpy()
+    for size in (1, 2, 3):
+        for rank in range(size):
+            part = create_table(layout, 0.05, 7, rank, size).numpy()
+            np.testing.assert_array_equal(part, whole[rank::size])
 
 
 def test_a_table_is_divided_from_a_size_on_if_there_is_a_row_for_each_worker():

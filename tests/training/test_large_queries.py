@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,28 @@ def test_a_run_that_is_stopped_before_it_ends_in_the_same_bits(logs, tmp_path):
     config = load_model(TrainConfig, logs[1] / "run.yaml", "config")
     summary = whole_and_in_parts(logs[1] / "log", config, tmp_path, 250)
     assert min(query["begin"] for query in summary["set_aside"]) > 250
+
+
+@pytest.mark.soak
+def test_a_run_that_follows_and_is_stopped_around_it_ends_in_the_same_bits(logs, tmp_path):
+    _, robots = logs
+    assert train(robots, tmp_path / "whole") == 0
+    shutil.copytree(robots, tmp_path / "grown")
+    log = tmp_path / "grown" / "log"
+    later = sorted((log / "manifests").iterdir())
+    for path in later:
+        path.rename(tmp_path / path.name)
+    for path in later:
+        (tmp_path / path.name).rename(path)
+        assert train(tmp_path / "grown", tmp_path / "run", "--follow", "--stop-when-idle", "0") == 0
+    assert train(tmp_path / "grown", tmp_path / "run") == 0
+    whole, run = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run"))
+    assert [run[name] for name in (*METRICS, "set_aside")] == [
+        whole[name] for name in (*METRICS, "set_aside")
+    ]
+    pd.testing.assert_frame_equal(
+        results(tmp_path / "run")[1], results(tmp_path / "whole")[1], check_exact=True
+    )
 
 
 def test_a_share_of_rows_in_several_such_queries_stops_the_run(tmp_path, capfd):

@@ -19,7 +19,7 @@ from ctr.training.follow import Polling, follow
 from ctr.training.run.directory import add_skips
 from ctr.training.run.summary import LearningError, summary_text
 from ctr.training.session import train
-from growing_logs import assert_same
+from growing_logs import assert_same, constrained
 from numerical_faults import fill, injected
 from small_runs import draw_examples, make_config, merged, publish
 
@@ -39,6 +39,7 @@ SHAMPOO = {
 METRICS = ("auc", "per_query_auc", "logloss", "normalized_entropy", "calibration_bias")
 # A row that breaks the weights whenever it is learned from, and some that cannot be learned from.
 POISON = ("dense/000", 1e30)
+UNLEARNABLE = dict.fromkeys(range(2600, 3000, 20), math.inf)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,10 @@ def named_rows(log: Path, run: Path, line: str) -> tuple[int, int]:
     assert found is not None, line
     assert found[1] == found[3] and found[2] == found[4]
     return int(found[1]), int(found[2])
+
+
+def both_faults() -> Any:
+    return injected(UNLEARNABLE, {1500: fill(*POISON)})
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +207,45 @@ def test_statistics_that_have_no_root(long_log, made_runs, tmp_path):
 
 
 # Stopped, and gone on with.
+
+
+class Killed(BaseException):
+    pass
+
+
+def stopping_after(batches: int) -> Callable[[int, Any], None]:
+    left = iter(range(batches))
+
+    def progress(*_: object) -> None:
+        if next(left, None) is None:
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.soak
+def test_with_a_label_delay_and_a_constraint_log_stopped_again_and_again(long_log, tmp_path):
+    other = draw_examples(QUERIES - 10, seed=9)
+    exposure = publish(tmp_path / "exposure", other.table(), ((0, END),))
+    config = make_config({**SHAMPOO, **constrained(exposure), "label_delay": 0.03})
+    clean = train(long_log, config, tmp_path / "clean")
+    run = tmp_path / "run"
+    with both_faults():
+        summary, skipped = train_skipping(long_log, run, lambda: train(long_log, config, run))
+    assert_within(summary, clean)
+    assert len(skipped) >= 2
+    assert summary["examples"] == clean["examples"]
+    # Rows of the constraint log that came with a batch that is left out are scored all the same.
+    scored = [one["constraint_logs"]["exposure"]["examples"] for one in (summary, clean)]
+    assert scored[0] == scored[1] > 3000
+    assert any(begin <= 1500 < end for begin, end in skipped)
+    config = config.model_copy(update={"skip": tuple(skipped)})
+    for batches in (30, 40, 15):
+        with both_faults(), pytest.raises(Killed):
+            train(long_log, config, tmp_path / "stopped", stopping_after(batches))
+    with both_faults():
+        train(long_log, config, tmp_path / "stopped")
+    assert_same(tmp_path / "stopped", run)
 
 
 # Where it ends.

@@ -362,3 +362,21 @@ def test_a_smaller_map_adopts_what_its_policy_keeps_and_evicts_in_the_same_order
     for one in (old, new):
         learn(one, [(0, 4)], seconds=70)
     assert occupied(new) == occupied(old) == {1, 3, 4}
+
+
+def test_what_is_saved_or_read_is_apart_from_the_map():
+    one, _ = single(4, "least_frequent")
+    assert occupied(one) == set()
+    learn(one, [(0, 1)], seconds=0)
+    saved = one.to_arrays()
+    kept = {name: array.copy() for name, array in saved.items()}
+    one.occupants(), one.counters(), one.look_up(*arrays([(0, 1), (0, 5)]))
+    assert_equal(one.to_arrays(), kept)
+    learn(one, [(0, 1), (0, 2)], seconds=1)
+    assert_equal(saved, kept)
+    two = IdMap(*make_features([2, 2]), AdmissionConfig(), EvictionConfig())
+    with pytest.raises(ValueError, match="2 features"):
+        two.restore(saved)
+    drawing = IdMap(*make_features([5]), AdmissionConfig(rule="probability"), EvictionConfig())
+    with pytest.raises(ValueError, match="requires admit"):
+        learn(drawing, [(0, 1)])

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import growing_logs
+import small_runs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
@@ -18,7 +19,7 @@ from ctr.training.session import train
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed
-from small_runs import draw_examples
+from small_runs import draw_examples, labeled
 from warm_starts import (
     END,
     HALF,
@@ -37,6 +38,7 @@ from warm_starts import (
     publish,
     rows_before,
     table_of,
+    table_with,
     weights,
 )
 
@@ -163,6 +165,23 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
 
 
 @pytest.mark.soak
+def test_outputs_of_further_labels_go_on(tmp_path):
+    table = table_with(SCHEMA, draw_examples())
+    drawn = np.random.default_rng(5).random((2, table.num_rows))
+    sale, lead = np.where(drawn < 0.3, 1.0, np.where(drawn < 0.9, 0.0, np.nan))
+    rows = labeled(table, SCHEMA, sale=sale, lead=lead)
+    parts = ((0, 80_000), (80_000, HALF), (HALF, END))
+    logs = [
+        small_runs.publish(tmp_path / name, intervals=ends, **rows)
+        for name, ends in (("first", parts[:2]), ("all", parts))
+    ]
+    labels = {"sale": {}, "lead": {"given": "all"}}
+    halves(*logs, tmp_path, {"label_delay": 0.01, "objective": {"labels": labels}})
+    changed = read_predictions(tmp_path / "uninterrupted")["logit_sale"]
+    assert changed.nunique() > 100
+
+
+@pytest.mark.soak
 def test_constraint_logs_go_on_where_they_stood(half, whole, tmp_path):
     rows = draw_examples(queries=235, seed=9)
     path = publish(tmp_path / "exposure", examples=rows)
@@ -199,6 +218,28 @@ def test_dual_variables_go_with_the_definition_of_their_slices(half, whole, tmp_
     found = begun(tmp_path / "old", log, config_of(families(places)), tmp_path / "slots")
     assert not found["duals/places"].any()
     assert table_of(tmp_path / "slots", "ramp")["bias_constraints"][0] == "fresh"
+
+
+@pytest.mark.soak
+def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
+    # Each has another loss, whose ramp begins with it.
+    ranked = config_of({"objective": {"ranking": {"weight": 0.3, "ramp": 1000}}})
+    train(whole, ranked, tmp_path / "ranked", init_from=InitFrom(old))
+    lines = [json.loads(line) for line in (tmp_path / "ranked/metrics.jsonl").read_text().splitlines()]
+    trained, own = (
+        json.loads((run / "summary.json").read_text())["trained_examples"]
+        for run in (old, tmp_path / "ranked")
+    )
+    assert {line["alpha2"] for line in lines} == {1.0}
+    assert [line["ramp_ranking"] for line in lines] == pytest.approx(
+        [(line["examples"] - lines[0]["examples"] + lines[0]["window_examples"]) / 1000 for line in lines]
+    )
+    again = config_of({"objective": {"ranking": {"weight": 0.2, "ramp": 1000}}, "seed": 3})
+    warm_start(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
+    assert {name: why for name, (_, why) in table_of(tmp_path / "again", "ramp").items()} == {
+        "alpha2": f"continues at {trained + own} examples",
+        "ranking": f"continues at {own} examples",
+    }
 
 
 @pytest.mark.soak
