@@ -22,7 +22,6 @@ STUDIES = (
     "scale_model",
     "histories",
     "workers",
-    "workers_memory",
     "workers_reading",
 )
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*STUDIES})
