@@ -183,10 +183,7 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 
 
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
-    """Reads columns of a Parquet file, with its page checksums verified; each must occur once.
-
-    Ignores the file's metadata of pandas types.
-    """
+    """Reads columns of a Parquet file, which must occur once; verifies page checksums, ignores pandas' metadata."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names

@@ -177,7 +177,7 @@ class Sums:
         return timeline
 
     def add_importance(self, arrays: Arrays) -> None:
-        """Adds the arrays of a feature importance, see ``ctr.eval.importance``."""
+        """Adds the arrays of the feature importance (see ``ctr.eval.importance``)."""
         for path, array in arrays.items():
             metric, _, feature = path.partition("/")
             if metric in ("position", "rows"):

@@ -29,7 +29,7 @@ def present_among(indices: Collection[int], count: int) -> Present:
 
 
 def of_tensors(present: Present, tensors: Sequence[int] | np.ndarray) -> Present:
-    """Returns the mask of the blocks or matrices whose tensor is present; ``tensors`` has the tensor of each."""
+    """Returns the mask of the blocks or matrices whose tensor is present; ``tensors`` has the tensor index of each."""
     if present is None:
         return None
     marked = present[np.asarray(tensors, np.int64)]
