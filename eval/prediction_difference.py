@@ -137,8 +137,8 @@ def pair_predictions(
 ) -> PairedPredictions:
     """Joins the recorded predictions of two runs over the same log, block by block of query time.
 
-    Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
-    part of the pass begins. ``between``: the range of query times that count, the end excluded.
+    Memory holds about one file of each run. ``late_from``: query time, in microseconds, from which on the
+    pass counts as late. ``between``: the range of query times that count, the end excluded.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.

@@ -245,7 +245,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 
 def differing_keys(trees: Mapping[str, dict[str, Any]]) -> list[Difference]:
-    """Returns the settings in which trees, given by name, differ, sorted by key."""
+    """Returns the settings that differ between the named trees, sorted by key."""
     flat = {side: leaves(tree) for side, tree in trees.items()}
     differences = []
     for key in sorted(set().union(*flat.values())):

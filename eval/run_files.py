@@ -125,7 +125,7 @@ def read_timeline(run: Run) -> Timeline:
 
 
 def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
-    """Returns the default slices of a run, by feature, the one that differs most in calibration first; may be empty."""
+    """Returns a run's default slices by feature, the largest differences in calibration first; may be empty."""
     return _parsed(run.folder, run.sums.slices)
 
 

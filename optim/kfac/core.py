@@ -69,7 +69,7 @@ class Layer(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
-        """Returns the shapes of the factors, which their inverses have, too, from the shapes of ``weights``."""
+        """Returns the shapes of the factors and of their inverses, from the shapes of ``weights``."""
         columns = weights[0][-1]
         rows = sum(shape.num_elements() // columns for shape in weights)
         return Factors([rows, rows], [columns, columns])

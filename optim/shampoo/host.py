@@ -137,7 +137,7 @@ class HostPipeline:
         state.status[_CERTIFIED, matrix], state.status[_ROOT_STEP, matrix] = 1, step
 
     def collect(self, sent_at: int, state: Round) -> None:
-        """Brings the roots that were sent at step ``sent_at`` into use; waits for unfinished ones."""
+        """Puts to use the roots of the statistics sent at step ``sent_at``; waits for unfinished ones."""
         sent = np.flatnonzero(state.status[_SENT])
         if not len(sent):
             return

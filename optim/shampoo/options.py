@@ -29,8 +29,8 @@ class Blocking:
     """Division of tensors into blocks.
 
     Attributes:
-        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and the rest
-            is a smaller one (PT 4.2.1).
+        split: ``balanced``: the sizes of blocks differ by at most one. ``full``: blocks have ``block_size``, except a
+            smaller one for the rest (PT 4.2.1).
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
         vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
@@ -50,7 +50,7 @@ class Statistics:
     """Collection and initial value of statistics.
 
     Attributes:
-        frequency: ``tau2``: they are collected every so many steps.
+        frequency: ``tau2``: statistics are collected every so many steps, at every early one (``roots.early_growth``).
         initial: each matrix begins as this multiple of the identity (PSO 2).
         bias_correction: decayed statistics are divided by 1 - beta2^n after n collections (PT 3.1.1); PSO alg. II does
             not.
@@ -71,7 +71,7 @@ class Roots:
     Attributes:
         damping: whether ``epsilon`` is ``relative`` to the largest eigenvalue of each matrix or ``absolute`` (PT 3.2;
             PSO 2).
-        asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
+        asynchronous: roots are put to use ``precondition_frequency`` steps after their statistics were sent, and
             are computed in between; False: training waits for them.
         drift_bound: a root is reused if its statistics changed by at most this share (Frobenius norm of the change
             over that of the statistics); 0: only if they did not change.
