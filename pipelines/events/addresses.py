@@ -48,7 +48,7 @@ def for_workers(location: Location) -> Location:
 
 
 def match_files(address: str, patterns: Sequence[str], limit: int | None = None) -> dict[str, Any]:
-    """Returns the ``FileMetadata`` of the files below an address that match Beam patterns, keyed by relative path."""
+    """Returns ``FileMetadata`` of files at an address that match patterns, by relative path, or raises UnreadableNowError."""
     try:
         system = _beam().FileSystems.get_filesystem(address)
         if system.has_dirs():
