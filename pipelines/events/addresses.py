@@ -48,7 +48,7 @@ def for_workers(location: Location) -> Location:
 
 
 def match_files(address: str, patterns: Sequence[str], limit: int | None = None) -> dict[str, Any]:
-    """Returns ``FileMetadata`` of files at an address that match patterns, by relative path, or raises UnreadableNowError."""
+    """Returns, by relative path, the ``FileMetadata`` of an address's matching files. Raises UnreadableNowError."""
     try:
         system = _beam().FileSystems.get_filesystem(address)
         if system.has_dirs():
