@@ -78,7 +78,7 @@ class LogitHistogram(SumState):
         return weight
 
     def used_bins(self) -> tuple[slice, slice]:
-        """Returns the fine bins, and the coarse bins that contain them, outside which there is no weight."""
+        """Returns the ranges of fine and of coarse bins outside which all weights are 0."""
         used = np.flatnonzero(self.coarse_weight())
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
         return slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE), slice(first, end)

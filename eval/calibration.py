@@ -147,7 +147,7 @@ class SliceCalibration:
         return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate, Estimate]:
-        """Returns weight, bias, bias over mean prediction of slices 0 to `count` - 1; 0, NaN, NaN without rows."""
+        """Returns weight [`count`], bias, bias / mean prediction of ids 0 to `count` - 1; without rows 0, NaN, NaN."""
         all_ids, ((keys, sums), _) = self._ordered()
         ids = all_ids[keys // BUCKETS]
         inside = (ids >= 0) & (ids < count)

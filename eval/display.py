@@ -161,10 +161,10 @@ def paired_cells(
 
 
 def nothing_learned(summary: Mapping[str, Any]) -> str:
-    """Returns a one-line warning if predictions are no better than the base rate, else an empty string.
+    """Returns a one-line warning unless the predictions are significantly better than the base rate, else "".
 
     A constant prediction, the base rate of the same rows, has normalized entropy 1. ``summary`` has
-    ``normalized_entropy`` and ``normalized_entropy_ci95``.
+    ``normalized_entropy`` and ``normalized_entropy_ci95``; without an interval only a value above 1 gets a warning.
     """
     value = summary.get("normalized_entropy")
     low, high = summary.get("normalized_entropy_ci95") or (None, None)

@@ -129,7 +129,7 @@ def _one_left_out(count: int) -> FloatArray:
 def all_but_one(sums: FloatArray) -> FloatArray:
     """Computes for each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    This equals `deletions` times `sums`, with an eighth of its products. Nothing is subtracted, so that a
+    This equals `deletions` times `sums`, with a fifteenth of the multiplications. Nothing is subtracted, so that a
     bucket much larger than all others cancels no digits of their sum.
     """
     groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
@@ -143,8 +143,8 @@ def all_but_one(sums: FloatArray) -> FloatArray:
 def student_t_quantile(degrees: int) -> float:
     """Computes the half-width t for which a Student variable lies within -t..t with probability 0.95.
 
-    For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
-    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, so bisection solves for it.
+    For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees)) (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4) that grows with theta, so bisection finds t. Raises ValueError for `degrees` below 1.
     """
     if degrees < 1:
         raise ValueError(f"degrees must be at least 1, got {degrees}")

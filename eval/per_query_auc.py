@@ -85,7 +85,7 @@ def query_auc(
 ) -> FloatArray:
     """Computes the exact ROC AUC of every query, float64 [Q]; NaN where a class is absent (or has no weight).
 
-    ``score`` is finite [N], ``weight`` [N] at least 0, ``query`` int64 [N], 0..queries-1, in any order.
+    ``label`` is bool [N], ``score`` finite [N], ``weight`` [N] at least 0, ``query`` int64 [N] in 0..queries-1.
 
     Example:
         >>> clicked, query = np.array([True, False, True]), np.array([0, 0, 1])

@@ -38,9 +38,9 @@ class PredictionDifference(SumState):
     examples: IntArray  # [K]
 
     def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
-        """Adds examples, each of them once: probabilities p1 [N] and p2 [N], and int64 query ids [N].
+        """Adds examples, each of them once: probabilities `first` and `second` [N], and query ids, int64 [N].
 
-        A query may be spread over several calls.
+        A query may be spread over several calls. Raises ValueError for an invalid column.
         """
         difference = _row_difference(first, second)
         ids = checked_ids("query_id", query_id)
@@ -137,8 +137,8 @@ def pair_predictions(
 ) -> PairedPredictions:
     """Joins the recorded predictions of two runs over the same log, block by block of query time.
 
-    Memory holds about one file of each run. ``late_from``: query time, in microseconds, with which the late
-    part of the pass begins. ``between``: the range of query times that count, the end excluded.
+    Memory holds about one file of each run. ``late_from``: query time, in microseconds, from which on the
+    pass counts as late. ``between``: the range of query times that count, the end excluded.
 
     Raises:
         InputError: a file is damaged or not in the order of the log.
@@ -168,7 +168,7 @@ def pair_predictions(
 
 
 def last_half(run: Path, between: tuple[float, float] = ALWAYS) -> int | None:
-    """Returns where the second half of the recorded times in ``between`` starts, in microseconds; None without any."""
+    """Returns the midpoint of the range of recorded query times in ``between``, in microseconds; None without any."""
     times: list[int] = []
     parts = prediction_parts(run)
     for order, index in ((parts, 0), (parts[::-1], -1)):
@@ -193,7 +193,7 @@ class PredictionStream:
         self.complete_up_to = -math.inf if self._parts else math.inf
 
     def read_beyond(self, time: float) -> None:
-        """Reads files until all rows up to and including `time` are loaded."""
+        """Reads files until all rows up to and including `time` are loaded. Raises InputError unless times ascend."""
         while self._parts and self.complete_up_to <= time:
             path = self._parts.pop(0)
             part = read_predictions(path, self._columns)

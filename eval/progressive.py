@@ -176,7 +176,7 @@ class ProgressiveMetrics:
         return out
 
     def estimates(self) -> dict[str, Estimate]:
-        """Returns the metrics that have an interval, with their replicates."""
+        """Returns the estimates, with replicates, of all metrics that have an interval, except calibration_ratio."""
         return {
             "auc": self.auc.estimate(),
             "per_query_auc": self.per_query_auc.estimate(),

@@ -66,7 +66,7 @@ class NotComparableError(InputError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that differs: its path, and its value for each tree, by name, that has the setting."""
+    """A setting that differs between trees: its dotted key, and by name of the tree its value, if it has one."""
 
     key: str
     values: dict[str, Any]
@@ -101,9 +101,10 @@ class RunComparison:
     def table(self) -> pd.DataFrame:
         """Returns all numbers as a tidy table (`ctr.eval.tidy`).
 
-        ``METRIC`` and costs are of the runs ``a`` and ``b``; ``METRIC_difference`` is b - a, ``METRIC_change_percent``
-        the same in percent of a's. ``METRIC_significant`` is 1 if the difference's interval excludes 0, else 0, and
-        absent without an interval. ``COST_ratio`` is b / a, with the range that `Cost` describes.
+        ``METRIC`` and costs have rows for the runs ``a`` and ``b``. ``METRIC_difference`` is b - a,
+        ``METRIC_change_percent`` the same in percent of a. ``METRIC_significant`` is 1 if the difference's interval
+        excludes 0, else 0, and absent without an interval. ``COST_ratio`` is b / a, with its range (see `Cost`). If
+        predictions could be paired, ``prediction_difference`` follows, with its counts of examples.
         """
         rows: list[Row] = []
         for name, run in (("a", self.run_a), ("b", self.run_b)):
@@ -244,7 +245,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 
 def differing_keys(trees: Mapping[str, dict[str, Any]]) -> list[Difference]:
-    """Returns the settings in which trees, given by name, differ, sorted by key."""
+    """Returns the settings that differ between the named trees, sorted by key."""
     flat = {side: leaves(tree) for side, tree in trees.items()}
     differences = []
     for key in sorted(set().union(*flat.values())):

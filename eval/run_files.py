@@ -107,7 +107,7 @@ def read_windows(folder: Path) -> pd.DataFrame:
     """Reads the window metrics of metrics.jsonl, which windows.parquet lacks, in the order of the pass.
 
     Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum, auc, auc_low,
-    auc_high, NaN where null or absent.
+    auc_high, NaN where null or absent. Raises InputError for a damaged file.
     """
     path = folder / "metrics.jsonl"
     lines = pd.DataFrame([line for _, line in _json_lines(path)], columns=[*_WINDOW_COLUMNS, "auc_ci95"])
@@ -125,7 +125,7 @@ def read_timeline(run: Run) -> Timeline:
 
 
 def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
-    """Returns the default slices of a run, by feature, the one that differs most in calibration first; may be empty."""
+    """Returns a run's default slices by feature, the largest differences in calibration first; may be empty."""
     return _parsed(run.folder, run.sums.slices)
 
 
@@ -183,10 +183,7 @@ def metrics_between(folder: Path, start_us: int, end_us: int) -> ProgressiveMetr
 
 
 def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
-    """Reads columns of a Parquet file, with its page checksums verified; each must occur once.
-
-    Ignores the file's metadata of pandas types.
-    """
+    """Reads columns of a Parquet file, not pandas' metadata. Raises InputError if damaged or a column is not unique."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names

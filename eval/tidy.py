@@ -66,10 +66,7 @@ def as_records(table: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def as_csv(table: "pd.DataFrame") -> str:
-    """Formats a table as CSV.
-
-    A text that a spreadsheet would run as a formula gets an apostrophe before it, which marks it as text.
-    """
+    """Formats a table as CSV, with an apostrophe before text that a spreadsheet would run as a formula."""
     plain = table.copy()
     for name in ("metric", *KEYS):
         plain[name] = plain[name].map(_escaped)

@@ -32,7 +32,7 @@ class Timeline:
     """Windows of a pass, bounded in number, with sums per group of query buckets.
 
     Beyond `MAX_WINDOWS`, neighbors are merged, so that an entry covers twice as many
-    windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was interrupted.
+    windows from then on: 1.6 kB an entry, at most 0.8 MB. Nothing depends on when a pass was interrupted.
 
     Attributes:
         windows: int64 [W, 5]: rows of the log up to the entry's end, event time of its first and last row in
@@ -49,7 +49,10 @@ class Timeline:
         return len(self.windows)
 
     def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
-        """Adds a window: ``examples`` are the log's rows up to its end, ``times`` its ends, in microseconds."""
+        """Adds a window.
+
+        ``examples``: rows of the log up to its end; ``times``: event times of its first and last row, in microseconds.
+        """
         row = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
         self.windows = np.concatenate([self.windows, row])
@@ -81,7 +84,7 @@ class Timeline:
         return timeline
 
     def joined(self, starts: IntArray) -> Self:
-        """Returns a copy with neighboring entries merged; ``starts`` are the first entry of each, ascending from 0."""
+        """Returns a timeline of merged entries: from each of ``starts`` (ascending, the first is 0) up to the next."""
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
@@ -116,7 +119,7 @@ class Timeline:
 
         The last window of a pass may be incomplete, and the windows of a short pass are small: the last entries
         are joined until they have at least as many examples as the entry of the median example, and as a
-        tenth of the pass or 5,000.
+        tenth of the pass, or 5,000 if that is fewer.
         """
         last = type(self)()
         if not len(self):

@@ -66,7 +66,7 @@ class Sums:
 
     @classmethod
     def of(cls, frame: "pd.DataFrame") -> Self:
-        """Reads the rows of a table with ``COLUMNS``."""
+        """Reads the rows of a table with ``COLUMNS``. Raises ValueError for damaged keys or values."""
         sums = cls()
         if any(frame[name].dtype.kind != "i" for name in KEYS) or not np.isfinite(frame["value"]).all():
             raise ValueError("keys must be whole numbers, and value finite")
@@ -177,7 +177,7 @@ class Sums:
         return timeline
 
     def add_importance(self, arrays: Arrays) -> None:
-        """Adds the arrays of a feature importance, see ``ctr.eval.importance``."""
+        """Adds the arrays of the feature importance (see ``ctr.eval.importance``)."""
         for path, array in arrays.items():
             metric, _, feature = path.partition("/")
             if metric in ("position", "rows"):

@@ -87,11 +87,11 @@ def new_rows(
 
 
 class LookedUp(NamedTuple):
-    """Embeddings and linear weights of B rows from one table, a tensor for each of its copies.
+    """Embeddings and linear weights of B rows, averaged for multivalent features (FF 4.3); a tensor per table copy.
 
     Attributes:
-        embeddings: in the compute dtype, [B, features, width]; averaged for multivalent features (FF 4.3).
-        linear: float32 [B, features, 1], the linear weights; averaged for multivalent features.
+        embeddings: in the compute dtype, [B, features, width]; unspecified for features that ``pooling.py`` replaces.
+        linear: float32 [B, features, 1], the linear weights.
     """
 
     embeddings: list[tf.Tensor]

@@ -86,7 +86,7 @@ def _judge_first(
     """Adds a batch to the first values, [64, K], from which outliers of numbers with fewer values are determined.
 
     Returns the statistics, the statistics of outliers, the first values, their median, and the maximum distance of
-    inliers from it. If the judgement of an earlier value changes, both statistics are recomputed.
+    inliers from it. If the judgment of an earlier value changes, both statistics are recomputed.
     """
     index = tf.range(FIRST_NUMBERS, dtype=tf.float64)[:, tf.newaxis]
     count = statistics[0] + far[0]

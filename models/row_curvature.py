@@ -90,11 +90,11 @@ class Part:
     """Part of a model that a step computes with: this class selects the whole model, subclasses a candidate's part."""
 
     def weights(self, weights: Weights) -> Weights:
-        """Selects the part's dense weights from the whole model's."""
+        """Selects the part's dense weights from all dense weights of the model."""
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """Selects the part's embeddings and linear weights from the whole model's look-up in a table."""
+        """Selects the part's embeddings and linear weights from the model's look-up in a table."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:

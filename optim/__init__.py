@@ -1,4 +1,4 @@
-"""Optimizers: ``Shampoo``, ``Soap``, ``ShampooCallback``, ``Adafactor``, for whichever Keras, 2 or 3, ``tf.keras`` is.
+"""``Shampoo``, ``Soap`` and ``Adafactor`` for ``tf.keras`` (Keras 2 or 3), trainers, presets and batch statistics.
 
 Importing this package loads neither TensorFlow nor Keras. Each Keras that is already loaded then recognizes the
 optimizers "shampoo" and "soap", and restores them in ``load_model`` (``register``).

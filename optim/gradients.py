@@ -29,7 +29,7 @@ def present_among(indices: Collection[int], count: int) -> Present:
 
 
 def of_tensors(present: Present, tensors: Sequence[int] | np.ndarray) -> Present:
-    """Returns the mask of the blocks or matrices whose tensor is present; ``tensors`` has the tensor of each."""
+    """Returns the mask of the blocks or matrices whose tensor is present; ``tensors`` has the tensor index of each."""
     if present is None:
         return None
     marked = present[np.asarray(tensors, np.int64)]
@@ -71,7 +71,7 @@ def split_gradients(
     """Returns the gradients of dense weights, and of tables' distinct rows [U, C], by index, in ``dtype``; omits None.
 
     Raises:
-        ValueError: the shape of a gradient differs from its weight's.
+        ValueError: a gradient and its weight differ in shape.
     """
     dense: dict[int, tf.Tensor] = {}
     rows: dict[int, tf.IndexedSlices] = {}
@@ -136,12 +136,12 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> None:
-        """Updates weights in place; a gradient None leaves its weight unchanged. By default all but tables decay.
+        """Updates weights in place; a gradient of None leaves its weight unchanged. By default all but tables decay.
 
         If roots are due, the host computes them, within the step or, if XLA compiles it, when ``exchange`` is
         called after it. With ``on_device`` the device computes them within the step.
 
-        Raises ValueError: the shape of a gradient differs from its weight's, or the device cannot compute the roots.
+        Raises ValueError if a gradient and its weight differ in shape, or the device cannot compute the roots.
         """
         split = split_gradients(gradients, self.weights, self.tables, self.dtype)
         self._update(*split, self._rate(learning_rate), decayed, on_device)

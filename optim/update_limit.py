@@ -19,9 +19,9 @@ def limit_update(
 ) -> tf.Tensor:
     """Scales ``update``, of the weight's shape, by at most 1 so that each element is at most relative |w| + absolute.
 
-    The result is finite. Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no
-    multiple within its limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole
-    tensor with it at that scale. The members of ``group`` hold a part of the tensor each.
+    The result is finite. Elements of zero update limit nothing. An element that is not finite, or whose weight is NaN,
+    has no multiple within its limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, which
+    scales the whole tensor's update. The members of ``group`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute

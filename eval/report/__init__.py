@@ -51,7 +51,7 @@ Comparisons = Mapping[int, RunComparison | str]
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
-    """Writes a report of finished runs that compares each with the first; by default into the first one's folder.
+    """Writes a report of finished runs, each compared with the first; returns its path, by default FIRST/report.html.
 
     The file is written atomically, and replaces only another report. Raises InputError if a run is unreadable,
     the file cannot be written, or an existing file is not a report.

@@ -17,8 +17,8 @@ _MAX_POINTS, _LEAST_POINTS, _ENOUGH = 50, 5, 400
 def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
     """Returns the logloss of base-rate predictions, by name.
 
-    ``the base rate`` is the click rate of all rows. For each feature with slices, ``base rate by
-    FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
+    ``the base rate`` is the click rate of all rows. For each feature whose slices cover all rows, ``base rate by
+    FEATURE`` is the smoothed click rate of the row's value in other query buckets, so that no row knows its label.
     Families of bias constraints are not used: their slices may depend on the run's predictions.
     """
     loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
@@ -55,14 +55,14 @@ def has_event_time(timeline: Timeline) -> bool:
 
 
 def middle_times(timeline: Timeline) -> IntArray:
-    """Returns the middle of each window's event time, in microseconds [W]."""
+    """Returns the midpoint of each window's event times, int64 [W], in microseconds."""
     begin, end = timeline.windows[:, 1], timeline.windows[:, 2]
     middle: IntArray = begin + (end - begin) // 2
     return middle
 
 
 def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
-    """Joins the windows by the UTC day of their middles; returns days and timeline, empty without `has_event_time`."""
+    """Joins windows by the UTC day of their midpoints; returns days and timeline, empty unless `has_event_time`."""
     if not has_event_time(timeline):
         return [], Timeline()
     days = middle_times(timeline) // _DAY

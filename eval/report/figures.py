@@ -78,7 +78,7 @@ class Line(NamedTuple):
     low: FloatArray | None = None
     high: FloatArray | None = None
     look: int = 0
-    color: str = ""  # instead of its look's
+    color: str = ""  # instead of the color of `look`
     label: str = ""
 
 
@@ -182,7 +182,7 @@ def by_name(
     level: float = 0.0,
     note: str = "",
 ) -> Figure:
-    """Draws each run's numbers by name, in rows, such as the importance of features, beside a ``level``.
+    """Draws named numbers, such as feature importances: a row per name, a point per run, a line at ``level``.
 
     The axis covers the values and their intervals, except unusually wide ones.
     """
@@ -214,7 +214,7 @@ def by_name(
 
 
 def plane(title: str, lines: Sequence[Sequence[Point]], labels: tuple[str, str], *, note: str = "") -> Figure:
-    """Draws a scatter plot, such as accuracy over cost: for each arm the points joined by a line, by ascending x."""
+    """Draws a scatter plot, such as accuracy over cost; a line joins the points of each arm, in the given order."""
 
     def fill(axes: Axes) -> None:
         for look, points in enumerate(lines):

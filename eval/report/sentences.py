@@ -63,7 +63,7 @@ def _used(importance: Importance | None) -> str:
 
 
 def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
-    """Compares a run's logloss with the best base-rate prediction."""
+    """Compares a run's logloss with the best base rate by a single feature."""
     features = {name: baseline for name, baseline in baselines.items() if name != "the base rate"}
     if not features:
         return (
@@ -80,7 +80,7 @@ def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
 
 
 def gates(summary: Mapping[str, Any]) -> str:
-    """States the weight of each expert after the first in the prediction; empty for a single model."""
+    """States each expert's share of the prediction, except the first expert's; empty for a single model."""
     shares = [
         f"the share of {key.removesuffix('_gate')} is {value:.2f}"
         for key, value in summary.items()

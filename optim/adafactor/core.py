@@ -85,9 +85,9 @@ def step_size(
 class AdafactorCore(GradientSteps):
     """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that are trained by rows.
 
-    Its ``variables`` are float64 if any weight is, else float32. Weight i has ``tensor{i}/rows`` and ``/columns``,
-    or ``/moment``; with beta1 also ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1], ``/columns`` and
-    ``/steps``. ``missed``, int64 [weights], counts each weight's steps without a gradient; only dense weights use it.
+    Its floating-point ``variables`` are float64 if any weight is, else float32. Weight i has ``tensor{i}/rows`` and
+    ``/columns``, or ``/moment``; with beta1 also ``/average``; a table has ``/rows`` [R, 1], ``/touched`` [R, 1],
+    ``/columns`` and ``/steps``. ``missed``, int64 [weights], counts steps without a gradient; for dense weights only.
     """
 
     def __init__(

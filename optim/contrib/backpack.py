@@ -79,7 +79,7 @@ def statistics_of(
         seed: seed of the draws.
 
     Raises:
-        ValueError: a quantity, loss or layer is unknown or not supported.
+        ValueError: an argument is invalid, or a layer is not supported.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, name="click")])

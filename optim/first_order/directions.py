@@ -59,7 +59,7 @@ def momentum_step(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the new average M = mu M + (1 - mu) P, and the step: M, or mu M + (1 - mu) P (Nesterov, PT eq. 33-34).
 
-    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). Where ``active``,
+    Normalized as in PSO alg. II, unlike PT, so that tuned learning rates stay right (FF 4.2). Where ``active``,
     a bool scalar, is False, the average stays unchanged.
     """
     added = (1.0 - momentum) * direction

@@ -126,7 +126,7 @@ class OptimizerMixin:
 
     @property
     def core(self) -> Any:
-        """Returns the optimizer's core, which exists from the first step, or ``build``, on."""
+        """Returns the optimizer's core. Raises ValueError before the first step or ``build``."""
         if not hasattr(self, "_core"):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
         return self._core
@@ -225,7 +225,7 @@ class ShampooArguments:
     """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
     Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars use the grafted
-    optimizer (AdaGrad); the rows of embedding tables use AdaGrad on the rows that a batch touches.
+    optimizer; embedding tables are trained on the rows that a batch touches. By default both use AdaGrad.
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.

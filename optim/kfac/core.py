@@ -36,7 +36,7 @@ class KfacOptions:
         statistics_rows: factors are computed from about this many rows of a batch, every n-th one, and the passes that
             collect them run on these rows alone; a batch of fewer than twice as many rows is used whole. A part is
             enough because factors change slowly and are averaged over many batches.
-        inverse_frequency: inverses are computed every so many steps.
+        inverse_frequency: inverses are computed every so many steps, and at the steps 1, 5 and 20.
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
         weight_decay: ``lambda`` of decoupled decay, before momentum; for matrices alone.
@@ -69,7 +69,7 @@ class Layer(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
-        """Returns the shapes of the factors, which their inverses have, too, from the shapes of ``weights``."""
+        """Returns the shapes of the factors and of their inverses, from the shapes of ``weights``."""
         columns = weights[0][-1]
         rows = sum(shape.num_elements() // columns for shape in weights)
         return Factors([rows, rows], [columns, columns])
@@ -84,7 +84,7 @@ class Layer(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Normalization: the indices of its scale and of its shift (None without one) among the weights."""
+    """Normalization layer: the indices of its scale and shift among the weights; None for one that it lacks."""
 
     scale: int | None
     shift: int | None
@@ -114,9 +114,9 @@ class KfacCore:
     """K-FAC over variables.
 
     Attributes:
-        variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64), ``/left``
-            and ``/right`` (inverses), or ``/fisher`` and ``/inverse`` of a ``Scale``; of weight i
-            ``tensor{i}/accumulator`` and ``/momentum``.
+        variables: all state by name: ``step``, ``collections``, ``failed``, ``refreshed``, ``ready``; for layer i, in
+            ``layer{i}/``, decaying float64 sums (``inputs``, ``outputs``, or ``fisher`` of a ``Scale``) and inverses
+            (``left``, ``right`` or ``inverse``); for weight i ``tensor{i}/accumulator`` and, if used, ``/momentum``.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Units(NamedTuple):
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
-    """Averages a' a'^T of a [B, T, in] over rows and positions; sums g g^T of g [B, T, units] over positions."""
+    """Averages over rows: a' a'^T of a [B, T, in], mean over positions, and g g^T of g [B, T, units], sum over them."""
     inputs = tf.concat([inputs, tf.ones_like(inputs[..., :1])], axis=-1) if has_bias else inputs
     rows, positions = tf.shape(gradients)[0], tf.size(gradients[..., 0])
     sides = [tf.reshape(side, [-1, side.shape[-1]]) for side in (inputs, gradients)]
@@ -78,7 +78,7 @@ def inverse(matrices: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:
 
 
 def precondition(inverses: Factors | Units, gradient: tf.Tensor) -> tf.Tensor:
-    """Computes A^-1 grad G^-1 of a gradient [in', units], or F^-1 grad of one [units, k]."""
+    """Computes A^-1 grad G^-1 for a gradient [in', units], or F^-1 grad for a gradient [units, k]."""
     if isinstance(inverses, Units):
         return tf.linalg.matvec(inverses.fisher, gradient)
     return tf.matmul(inverses.inputs, tf.matmul(gradient, inverses.outputs))

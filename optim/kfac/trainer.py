@@ -39,7 +39,7 @@ class KfacTrainer:
 
     Args:
         model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
-            rows, and layers without weights.
+            rows, and layers without trainable weights that behave the same in training; no regularizers or constraints.
         loss: name of the loss; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
         learning_rate: learning rate of every step.
         jit_compile: whether XLA compiles the step.
@@ -51,6 +51,7 @@ class KfacTrainer:
 
     Raises:
         ValueError: a loss, an option or a layer is not allowed.
+        TypeError: an option is unknown.
 
     Example:
         >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])

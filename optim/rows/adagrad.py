@@ -2,7 +2,7 @@
 
     a += g^2        w -= rate * g / sqrt(a)
 
-The initial accumulator decides its implicit schedule (FF 4.2), and therefore has no default.
+The initial accumulator decides AdaGrad's implicit schedule (FF 4.2), and therefore has no default.
 A weight whose gradient and accumulator are both zero stays unchanged.
 """
 

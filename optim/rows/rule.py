@@ -40,8 +40,8 @@ class RowRule(OptionalMembers):
     ``ctr.optim.protocol.DenseOptimizer``; here gradients are lists of ``RowGradient``.
 
     Attributes:
-        row_state: names of the variables ``NAME/TABLE`` with a row for each row of a table; a warm start moves both
-            together.
+        row_state: names of the variables ``NAME/TABLE`` with a row for each row of a table; a warm start moves a row
+            and its state together.
         feature_state: names of the variables with a row for each feature of a table.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
         operations: number of operations of a step for each element of a touched row.
@@ -65,7 +65,7 @@ class RowRule(OptionalMembers):
         raise NotImplementedError
 
     def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """Returns the touched rows [U, C] of a table and their state after a step; ``rates``, [C], are its columns'."""
+        """Returns a table's touched rows [U, C] and their state after a step; ``rates`` [C] has a rate per column."""
         raise NotImplementedError
 
     def steps(

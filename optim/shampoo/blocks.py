@@ -54,10 +54,7 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of one shape, preconditioned along the same axes.
-
-    ``places`` are the indices of these blocks in the whole stack.
-    """
+    """Blocks of one shape, preconditioned along the same axes; ``places`` are their indices in the whole stack."""
 
     block: Shape
     axes: tuple[int, ...]
@@ -76,7 +73,7 @@ class Stack:
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
-    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``.
+    """Drops dimensions of 1; merges neighbors, from the left, up to a product of ``limit`` (None: merges none).
 
     Example:
         >>> merge_dimensions((1, 3, 4, 5), limit=12)

@@ -100,9 +100,9 @@ class Eigenbases:
     def update(
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
-        """Returns the direction of each stack [N, *block], and a function that returns the averages it came from.
+        """Returns each stack's direction [N, *block], and a function that returns the averages it was computed from.
 
-        ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
+        ``stacked`` has the gradients by stack, ``moving`` the gradients or their averages by tensor index.
         """
         options, stacks = self.options, self.blocks.local.stacks
         rotated = self._turn(stacked, into=True)

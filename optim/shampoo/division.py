@@ -64,7 +64,7 @@ class Blocks:
     # Elements of dense tensors.
 
     def shape(self, tensor: int) -> Shape:
-        """Returns the shape of a tensor's elementwise state: the tensor's, or [number of local elements] if divided."""
+        """Returns the shape of a tensor's state by element: its own shape, or [number of local elements] if divided."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
         return (sum(map(self._elements, _members(self.local, tensor))),)
@@ -181,7 +181,7 @@ class Blocks:
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
     def part(self, name: str, rank: int | None = None) -> Part | None:
-        """Returns an owner's part of a state variable, by default this worker's; None if it is whole on each worker."""
+        """Returns an owner's part (default: this worker's) of a state variable; None if each worker has all of it."""
         match = re.match(r"(stack|tensor)(\d+)/", name)
         if self._is_alone or match is None:
             return None

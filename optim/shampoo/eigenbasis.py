@@ -99,9 +99,10 @@ def correct(
     correction: tf.Tensor | float,
     weights: tf.Tensor | float,
 ) -> tf.Tensor:
-    """Computes the direction in the bases, G / (V^e + epsilon), of blocks [N, *block].
+    """Computes the direction G / (V^e + d) in the eigenbases, of blocks [N, *block].
 
-    V is divided by ``correction``, and ``rotated``, the gradient or its average, by ``weights``, both scalars.
+    G is ``rotated`` (the gradient or its average) / ``weights``, V is ``moments`` / ``correction``; both divisors are
+    scalars. d is epsilon, or with relative damping epsilon times the block's largest V^e.
     """
     exponent, dtype = options.correction_exponent, rotated.dtype
     correction, weights = tf.cast(correction, dtype), tf.cast(weights, dtype)

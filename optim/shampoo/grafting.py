@@ -55,7 +55,7 @@ class Grafting:
     def needed_at_once(self, moving: Tensors) -> Tensors:
         """Returns the gradients whose first-order directions each step needs.
 
-        Without grafting (``norm="none"``) they are needed only until there are roots.
+        Without grafting (``norm="none"``), leaves out preconditioned tensors: they need one only until there are roots.
         """
         if self.options.grafting.norm != "none":
             return moving

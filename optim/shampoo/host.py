@@ -48,8 +48,8 @@ class Round:
     Attributes:
         totals: for each factor float64 [N, d, d], to be divided by ``divisor``.
         roots: for each factor [N, d, d]; replaced by new ones.
-        status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
-        identity: the multiple of the identity to add to the total of each of these matrices before the division.
+        status, counters: [len(STATUS), M] for M matrices of these factors, int64 [len(COUNTERS)]; updated in place.
+        identity: [M], the multiple of the identity to add to each matrix's total before the division.
     """
 
     totals: list[np.ndarray]
@@ -75,7 +75,7 @@ class HostPipeline:
     After ``patience`` seconds without any finished root, the rest of a round is canceled. Tests replace ``solve``.
 
     Attributes:
-        seconds_waited, seconds_computing: by steps that waited for roots, and by threads, since the process began.
+        seconds_waited, seconds_computing: seconds that steps waited for roots, and that threads spent on them, so far.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class HostPipeline:
         self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
 
     def send(self, step: int, state: Round, present: Present = None) -> None:
-        """Starts the roots of all statistics that changed enough, among the matrices present; marks them as sent."""
+        """Starts computing roots of present matrices whose statistics changed enough; marks these matrices as sent."""
         status = state.status
         status[_SENT] = 0
         for matrix, (f, i) in enumerate(self._places):
@@ -137,7 +137,7 @@ class HostPipeline:
         state.status[_CERTIFIED, matrix], state.status[_ROOT_STEP, matrix] = 1, step
 
     def collect(self, sent_at: int, state: Round) -> None:
-        """Brings the roots that were sent at step ``sent_at`` into use; waits for unfinished ones."""
+        """Puts to use the roots of the statistics sent at step ``sent_at``; waits for unfinished ones."""
         sent = np.flatnonzero(state.status[_SENT])
         if not len(sent):
             return

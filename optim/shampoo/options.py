@@ -29,8 +29,8 @@ class Blocking:
     """Division of tensors into blocks.
 
     Attributes:
-        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and the rest
-            is a smaller one (PT 4.2.1).
+        split: ``balanced``: the sizes of blocks differ by at most one. ``full``: blocks have ``block_size``, except a
+            smaller one for the rest (PT 4.2.1).
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
         vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
@@ -50,7 +50,7 @@ class Statistics:
     """Collection and initial value of statistics.
 
     Attributes:
-        frequency: ``tau2``: they are collected every so many steps.
+        frequency: ``tau2``: statistics are collected every so many steps, at every early one (``roots.early_growth``).
         initial: each matrix begins as this multiple of the identity (PSO 2).
         bias_correction: decayed statistics are divided by 1 - beta2^n after n collections (PT 3.1.1); PSO alg. II does
             not.
@@ -71,7 +71,7 @@ class Roots:
     Attributes:
         damping: whether ``epsilon`` is ``relative`` to the largest eigenvalue of each matrix or ``absolute`` (PT 3.2;
             PSO 2).
-        asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
+        asynchronous: roots are put to use ``precondition_frequency`` steps after their statistics were sent, and
             are computed in between; False: training waits for them.
         drift_bound: a root is reused if its statistics changed by at most this share (Frobenius norm of the change
             over that of the statistics); 0: only if they did not change.
@@ -129,14 +129,14 @@ class ShampooOptions:
         beta1: decay of a moving average of the gradient, which is bias-corrected and preconditioned instead of the
             gradient itself (PT 3.1.1); 0: no average.
         beta2: decay of the statistics per collection; 1: they are summed.
-        epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
+        epsilon: damping of roots, by default relative to each matrix's largest eigenvalue (``roots.damping``).
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
-            eigenvalue correction the exponent of the second moments; None: 2.
+            eigenvalue correction second moments are raised to the power 1/p; None: 2, a square root.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
-        precondition_frequency: ``tau1``: every so many steps, roots are taken into use and new statistics are sent.
+        precondition_frequency: ``tau1``: every so many steps, new roots are put to use and statistics are sent.
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
-        method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), a root along every dimension
+        method: how the statistics are used. ``shampoo``: L^(-1/4) G R^(-1/4), a root along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
             THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics instead of
             roots (PSO App. C; SOAP; eigenbasis.py).
@@ -146,7 +146,7 @@ class ShampooOptions:
         nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
         rows: how tables learn from the rows that a batch touches: by AdaGrad, ``adagrad`` by element or ``adagrad_row``
-            with one sum for each row, whose sums begin like the sums of ``grafting``, or at 1e-6 without any; or
+            with one sum for each row; sums start like those of ``grafting``, or at 1e-6 if grafting has none; or
             ``one_sided``: Shampoo with the right side alone, at the size of AdaGrad's step on these rows (PSO App. D).
     """
 
@@ -236,9 +236,9 @@ class ShampooOptions:
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
     """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    SOAP is Adam in the eigenbases of Shampoo's statistics, and plain Adam where there are none. The steps differ from
-    the authors' code, which skips the first and updates bases after the step by one power iteration.
-    Its bases are updated as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+    SOAP is Adam in the eigenbases of Shampoo's statistics, and plain Adam where there are none. The authors' code
+    differs: it skips the first step, and updates bases after the step by one power iteration, as often as with
+    ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:
         beta1: decay of the average of gradients.

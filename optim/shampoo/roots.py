@@ -68,7 +68,8 @@ class RootError(ArithmeticError):
 class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` / p.
 
-    ``condition`` is A_damped's, ``eigenvalues`` are the smallest (0 where it is below by rounding) and largest of A.
+    ``condition`` is the condition number of A_damped; ``eigenvalues`` are the smallest (0 if rounded below 0) and the
+    largest of A. ``eigenbasis`` returns the eigenvectors of A as ``matrix`` instead.
     """
 
     matrix: FloatArray
@@ -148,7 +149,7 @@ def extremes(lowest: float, highest: float, doublings: int) -> tuple[float, floa
 
 
 def scale_symmetric(matrix: FloatArray) -> tuple[FloatArray, int]:
-    """Returns the symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
+    """Returns A / 2^k, symmetrized, entries up to 1, and k. Raises RootError unless A is square, finite and not 0."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise RootError(f"not a square matrix: {list(matrix.shape)}")

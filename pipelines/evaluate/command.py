@@ -30,7 +30,7 @@ def run_evaluate(
     beam_options: str = "",
     by_day: bool = False,
 ) -> dict[str, Any]:
-    """Measures predictions (`evaluate`) or compares `against` with them (`evaluate_difference`); silences Beam."""
+    """Calls `evaluate`, or `evaluate_difference` with `against`; silences Beam. Raises InputError as they do."""
     if against is not None and by_day:
         raise InputError("--by-day: not with --against; allowed: one set of predictions")
     options: Sequence[str] = ()

@@ -211,9 +211,9 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     """Counts the rows that the model has learned from, as marked by `ctr score`.
 
-    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true if all are later, null if
-    some rows are unmarked and all others later. Returns None if no row group is marked, as in progressive
-    predictions, which are made before the model learns from the row. Raises InputError if a file is damaged.
+    ``new_rows`` were not learned from, ``untold_rows`` are unmarked. ``held_out``: false if any row was learned from,
+    else null if some are unmarked, else true. Returns None if no row group is marked, as in progressive predictions,
+    which are made before the model learns from the row. Raises InputError if a file is damaged.
     """
     if not any(group.marked for group in groups):
         return None
@@ -295,8 +295,8 @@ def gather(pieces: Iterable[Piece]) -> Rows:
 def join_rows(first: Rows, second: Rows) -> JoinedPredictions:
     """Aligns the rows of two sets under one key, each as returned by `gather`.
 
-    Examples match if both example_id and query_id are equal: an example whose query changed is not joined,
-    whatever the key of the other query.
+    Examples match if both example_id and query_id are equal: an example whose query_id differs is not joined,
+    even if both queries fall under the same key.
     """
     example_id, rows_1, rows_2 = np.intersect1d(
         first["example_id"], second["example_id"], assume_unique=True, return_indices=True

@@ -96,10 +96,10 @@ class EventCounts:
 
 
 class RecentReports:
-    """Latest units of a job, with 100,000 events and at most ``max_units`` units, whose share of rejects is limited.
+    """Latest units of a job: enough for ``max_events`` events, at most ``max_units``; limits their share of rejects.
 
     Also checks, over all units, for columns of the mapping that no JSON object of a kind has: a table that lacks one in
-    its header is refused at once, but only all objects together show that a name is misspelt.
+    its header is refused at once, but only all objects together show that a name is misspelled.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class RecentReports:
             self._events -= self._reports.popleft().events
 
     def check(self, at_least: int = ENOUGH_EVENTS) -> None:
-        """Raises InputError for damaged files or, from ``at_least`` events on, too many rejects or an absent column.
+        """Raises InputError for damaged units or, from ``at_least`` events on, too many rejects or an absent column.
 
-        If most of several units could not be read, the mapping or the disk is at fault.
+        Damage counts only if at least 8 units, and most of the latest, are damaged: then the mapping or disk is bad.
         """
         damaged = [report for report in self._reports if report.damaged]
         if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(self._reports):

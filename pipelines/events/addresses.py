@@ -48,7 +48,7 @@ def for_workers(location: Location) -> Location:
 
 
 def match_files(address: str, patterns: Sequence[str], limit: int | None = None) -> dict[str, Any]:
-    """Returns the ``FileMetadata`` of the files below an address that match Beam patterns, keyed by relative path."""
+    """Returns, by relative path, the ``FileMetadata`` of an address's matching files. Raises UnreadableNowError."""
     try:
         system = _beam().FileSystems.get_filesystem(address)
         if system.has_dirs():

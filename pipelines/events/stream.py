@@ -85,7 +85,7 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Location) -> int:
-    """Returns the arrival, in microseconds, from which the source must be read again for open partitions."""
+    """Returns the arrival, in microseconds, from which the source must be read for open partitions; 0: all of it."""
     rules = partition_rules(mapping)
     with local_log(log, names=MANIFESTS) as folder:
         last = last_published(folder)

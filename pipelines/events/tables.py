@@ -119,10 +119,7 @@ def prepare(
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tuple[int, int] | None:
-    """Returns the first arrival of the raw events with valid times and the last one that moves a clock.
-
-    Returns None without valid times; ``before`` as in ``prepare``.
-    """
+    """Returns raw events' first valid arrival and the last that moves a clock, or None; ``before``: see ``prepare``."""
     source = mapping.sources[kind]
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])

@@ -76,7 +76,7 @@ class Column:
 
     @cached_property
     def finite(self) -> np.ndarray:
-        """Returns the finite numbers, in order of rows; empty for other columns."""
+        """Returns the finite numbers in row order; empty if the column is not numeric."""
         return np.zeros(0) if self.numbers is None else self.numbers[np.isfinite(self.numbers)]
 
     @cached_property
@@ -369,7 +369,7 @@ def _round_step(size: float) -> float:
 def feature_name(column: str, taken: Collection[str]) -> str:
     """Returns a name for a column's feature that is neither ``taken`` nor reserved for a column of a log.
 
-    Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
+    Letters and digits of all scripts, _ . and - are unchanged; each run of other characters becomes one _.
     """
     letters = (
         letter if letter in "_.-" or unicodedata.category(letter)[0] in "LM" or letter.isdecimal() else " "

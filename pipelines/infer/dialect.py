@@ -277,7 +277,7 @@ class Sample:
 
 
 def read_sample(table: TableFiles) -> Sample:
-    """Reads a sample of bounded size. Raises InputError for damaged files and for a table without rows."""
+    """Reads a sample of bounded size. Raises InputError for damaged files, or without rows or readable columns."""
     files = table.files[:: -(-len(table.files) // SAMPLE_FILES)]
     limit = SAMPLE_ROWS // len(files)
     unusable = {

@@ -78,7 +78,7 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
 def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
     """Lists possible labels, as ``--label`` takes them, with their share of positive rows.
 
-    Lists columns of two values; if there are none, a rule for each column of few values.
+    Lists columns of two values, or of times that many rows lack; if there are none, a rule for columns of few values.
     """
     columns, _ = profile_columns(table, sample)
     choices = []

@@ -89,7 +89,7 @@ def find_column(name: str, columns: Columns, option: str) -> Column:
 
 
 def count_rows(rows: np.ndarray) -> str:
-    """Formats the number of rows in a mask, [N] bool."""
+    """Formats how many rows a mask, bool [N], selects: ``K of N rows``."""
     return f"{int(rows.sum()):,} of {len(rows):,} rows"
 
 
@@ -105,7 +105,10 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names. Raises InputError if the column is not a label."""
+    """Parses ``--label`` and reads the label from its column.
+
+    Raises InputError if the rule or the column is invalid, too many rows have no label, or all labels are equal.
+    """
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
@@ -252,7 +255,7 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
 
 
 def read_query(options: Options, columns: Columns) -> Column | None:
-    """Returns the ``--query`` column, if any. Raises InputError for too many rows without a value, or a bad gap."""
+    """Returns the ``--query`` column, if any. Raises InputError if many rows lack a value, or for a bad session gap."""
     if options.session_gap is not None:
         read_duration("--session-gap", options.session_gap)
         if options.query is None:

@@ -128,7 +128,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
 
 def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
-    """Splits the first ``limit`` non-empty lines into fields; fewer lines if a field is too long for Python."""
+    """Splits the first ``limit`` non-empty lines into fields; stops early at a field above the csv module's limit."""
     lines = io.StringIO(text.replace("\0", ""), newline=None)
     reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
     rows: list[list[str]] = []

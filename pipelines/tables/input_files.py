@@ -148,7 +148,7 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
 
 def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
-    """Raises InputError, which names the file, for missing columns, with the columns found, or a repeated one."""
+    """Raises InputError if a wanted column is missing or repeated in a file; names the file and the columns found."""
     counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:

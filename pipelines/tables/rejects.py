@@ -92,7 +92,7 @@ class RejectLog:
             )
 
     def write(self) -> None:
-        """Writes one JSON object a line, by file and row; without rejects, removes the file of an earlier run."""
+        """Writes one JSON object per line, by file and row; without rejects, removes the file of an earlier run."""
         if not self.rejects:
             self.path.unlink(missing_ok=True)
             return

@@ -107,7 +107,7 @@ def check_published(log: Path, state: IngestState) -> None:
 
 
 def begin_state(log: Path) -> None:
-    """Writes an empty state before a log is created, so that a log without a state has lost it."""
+    """Writes an empty state, unless there is one, before a log is created: a log without one must then have lost it."""
     if not (log / FOLDER / _STATE).exists():
         _write_state(log, IngestState())
 
