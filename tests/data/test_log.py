@@ -138,7 +138,6 @@ def test_overlapping_partitions_are_refused(log: Path, tmp_path: Path) -> None:
         (0, END, pa.concat_tables([ROWS.slice(0, 1), ROWS]), "row 1 (example_id 50) repeats an example_id"),
         (1, END, ROWS, "partition [1, 25000) of "),
         (0, 24_000, ROWS, "holds query times from 0 to 24000"),
-        (-1000, END, ROWS, "start must be below end, both from 0"),
         (0, 2**62 + 1, ROWS, "start must be below end, both from 0"),
         (0, END, ROWS.drop_columns(["t"]), "the rows are not under the log's schema"),
     ],
@@ -180,9 +179,7 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
     ("values", "message"),
     [
         ({"rows": 51}, "rows is not the sum over the shards"),
-        ({"queries": 1}, "queries is not the sum over the shards"),
         ({"end": 10}, "lie outside the partition"),
-        ({"start": 1}, "lie outside the partition"),
         ({"schema_version": "x"}, "written under schema x, but the log's schema is"),
         ({"format": 2}, "format: 2 is not allowed"),
         ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),

@@ -412,19 +412,6 @@ def test_a_teacher_beside_another_log(log, tmp_path):
     assert np.array_equal(decisions_of(part, "low")["keep_probability"], expected)
 
 
-def test_strata_keep_what_rates_add_up_to(log):
-    write_decisions(log, "even", STRATA)
-    found, click = decisions_of(log, "even"), column(log, "label") == 1
-    assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
-    assert np.array_equal(found["weight"] > 0, found["kept"])
-    devices = column(log, "ids")[:, 1]
-    for device in np.unique(devices):
-        rows = devices == device
-        kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
-        assert np.abs(kept - expected).max() < 1 + 1e-5
-    assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
-
-
 def test_a_partition_of_which_nothing_is_kept_is_published_empty(tmp_path):
     log, small = publish_few(tmp_path / "log", 5), tmp_path / "small"
     write_sidecar_partition(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
