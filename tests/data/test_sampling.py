@@ -14,6 +14,7 @@ from ctr.config import apply_settings, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import SamplingConfig, Strata, condition_names, decide
 from ctr.data.time_range import TimeRange
+from ctr.eval.arrays import row_logloss
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 
@@ -109,6 +110,19 @@ def test_an_example_whose_hash_is_its_probability_is_dropped():
         assert decide(above, ids, ids, np.zeros(20)).kept[place]
 
 
+def test_low_loss_is_the_loss_below_the_threshold():
+    logit = np.concatenate([np.linspace(-40, 40, 3001), [-1e6, 1e6, 0]]).astype(np.float32)
+    for below in (1e-9, 1e-3, 0.1, np.log(2), 1.0, 20.0, 1000.0):
+        rule = make_config(uninformative={"rate": 0.5, "low_loss": {"teacher": "t", "max_loss": below}})
+        for label in (0, 1):
+            labels = np.full(len(logit), label)
+            loss = row_logloss(labels == 1, logit.astype(np.float64))
+            # Where the two formulas differ by rounding alone, either answer is right.
+            clear = np.abs(loss - below) > 1e-12 * below
+            found = rule.uninformative.low_loss.holds(labels, logit)
+            assert np.array_equal(found[clear], (loss < below)[clear])
+
+
 def test_rates_by_the_gradient():
     rule = {"teacher": "t", "threshold": 0.2, "lowest_rate": 0.05}
     config, examples = make_config(non_click_rate=0.5, gradient=rule), draw_examples(20_000)
@@ -183,6 +197,13 @@ BY_LOSS = {"rate": 0.5, "low_loss": LOW_LOSS}
 def test_what_is_refused(content, message):
     with pytest.raises(InputError, match=message):
         make_config(**content)
+
+
+def test_rates_at_the_floor_are_allowed():
+    # The product is a rounding below the floor that was written down for it.
+    assert 0.1 * 0.7 < 0.07
+    all_rules("1", 0.1, 0.7, min_rate=0.07)
+    make_config(non_click_rate=0.01)
 
 
 # ---------------------------------------------------------------- time ranges

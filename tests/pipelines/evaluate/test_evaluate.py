@@ -274,17 +274,14 @@ def test_an_example_that_changed_its_query_is_not_joined():
     assert (joined.only_first, joined.only_second, len(joined.example_id)) == (1, 1, len(a) - 1)
 
 
-def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
-    values = table.column(name).to_pylist()
-    values[row] = value
-    return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
-
-
 def test_files_that_are_no_predictions_are_named(tmp_path):
     write(tmp_path / "some" / "a.parquet", make_table(9))
     path = write(tmp_path / "some" / "x.parquet", make_table(13, queries=400), row_group_size=20)
     sound = path.read_bytes()
-    write(path, spoiled(make_table(10), "logit", 45, math.nan), row_group_size=20)
+    bad = make_table(10)
+    write(
+        path, replaced(bad, "logit", [*column(bad, "logit")[:45], math.nan, *column(bad, "logit")[46:]]), 20
+    )
     with pytest.raises(InputError) as caught:
         evaluate([path.parent])
     assert str(caught.value) == f"{path} row 46: logit must be a finite number, got nan"

@@ -330,13 +330,3 @@ def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
     spooled = {(".events", name) for name in ("segments", "units", "clock.json")}
     assert spooled | {("events.yaml",)} <= parts
     assert {"shards", "manifests", "late"} <= {part[0] for part in parts}
-
-
-def test_a_partition_closes_when_all_clicks_on_it_have_had_their_time_to_arrive():
-    rules = partition_rules(event_files.mapping(**SKEWED))
-    second = event_files.SECOND_US
-    assert rules.closes_at(event_files.BEGIN_US) == event_files.BEGIN_US + (20 + 6 + 10 + 5) * second
-    assert (rules.ahead, rules.lookback) == (4 * second, (6 + 10 + 4) * second)
-    longer = partition_rules(event_files.mapping(**SKEWED, **labels_of(LABELS)))
-    assert longer.closes_at(0) == (20 + 6 + 25 + 5) * second
-    assert longer.lookback == (6 + 25 + 4) * second
