@@ -194,23 +194,3 @@ def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, m
     refused(message, read_manifests, log)
     path.write_text(json.dumps(content))
     refused(f"{path.name}: made by an unreleased version of ctr; make it again", read_manifests, log)
-
-
-def test_what_an_interrupted_publisher_left_is_ignored_and_other_files_are_not(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.mkdir()
-    partial = "partial-0123456789abcdef"
-    (log / f"schema.json.{partial}").write_text('{"for')
-    create_log(log, SCHEMA)
-    for name in ("manifests", "shards"):
-        (log / name).mkdir()
-    stem = f"{0:019d}-{END:019d}"
-    (log / "manifests" / f"{stem}.json.{partial}").write_text('{"sta')
-    (log / "shards" / f"{stem}-0000-0123.parquet.{partial}").write_text("PAR")
-    assert read_manifests(log) == []
-    # A shard that no manifest names, complete or not, is no part of the log either.
-    (log / "shards" / f"{stem}-0000-0123.parquet").write_text("PAR1")
-    manifest = publish(log)
-    assert read_manifests(log) == [manifest]
-    (log / "manifests" / "notes.json").write_text("{}")
-    refused("notes.json: not the name of a manifest", read_manifests, log)
