@@ -12,7 +12,6 @@ import pytest
 
 from ctr import cli_logs
 from ctr.cli import main
-from ctr.config import load_model
 from ctr.data.inspection import inspect_log
 from ctr.data.mapping import load_mapping
 from ctr.training.config import TrainConfig
@@ -123,18 +122,6 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     assert "had other names or sizes" in refusal(capfd, *HOTEL)
 
 
-@pytest.mark.slow
-def test_the_default_model_is_trained(place, capfd):
-    status, out, error = run(capfd, *HOTEL, "--out", "o")
-    assert status == 0, error
-    assert out.splitlines()[-1] == "The report: o/run/report.html"
-    used = load_model(TrainConfig, place / "o" / "run" / "config.yaml", "config")
-    # But for what the log decides: its pages have different sizes.
-    assert used.model.query_size is True
-    decided = {"widths": {}, "query_size": "auto", "experts": "auto"}
-    assert used.model_copy(update={"model": used.model.model_copy(update=decided)}) == TrainConfig()
-
-
 def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd, monkeypatch):
     def stop(**options):
         raise KeyboardInterrupt
@@ -185,11 +172,12 @@ print(main(["quickstart", "hotel.csv", "-q"]), "tensorflow" in sys.modules, "apa
     assert fresh_python("-c", script, cwd=place, path=root).stdout == "1 False False\n"
 
 
-def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
-    def stop(*_):
+def test_rows_that_break_a_type_later_are_rejects_and_the_model_is_the_default(place, capfd, monkeypatch):
+    def stop(log, config, *_, **__):
+        assert config == TrainConfig()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctr.quickstart._train", stop)
+    monkeypatch.setattr("ctr.training.session.train", stop)
     rng = np.random.default_rng(0)
     columns = {
         "price": rng.normal(50, 9, 2000).round(2).tolist(),

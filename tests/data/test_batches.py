@@ -143,16 +143,6 @@ def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, r
         assert contents(again) == contents(found[done + 1 :])
 
 
-def test_a_worked_example():
-    rows = make_rows([2, 2, 1, 7, 3, 3], frozenset({1, 4, 15, 16, 17}))
-    batches = list(whole_query_batches([rows], batch_rows=5, max_query_rows=7))
-    # The first batch is full to the last row; one of faulty rows alone still moves the position.
-    assert [(batch.begin, batch.end) for batch in batches] == [(0, 5), (5, 12), (12, 15), (15, 18)]
-    found = [(batch.rows.position.tolist(), batch.rejects.position.tolist()) for batch in batches]
-    assert found == [([0, 2, 3], [1, 4]), ([*range(5, 12)], []), ([12, 13, 14], []), ([], [15, 16, 17])]
-    assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []
-
-
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
 def test_a_query_that_is_too_large_is_a_batch_of_rejects(block):
     rows = make_rows([3, 2, 9, 1], frozenset({6}), times=[0] * 4)

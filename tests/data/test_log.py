@@ -138,7 +138,6 @@ def test_overlapping_partitions_are_refused(log: Path, tmp_path: Path) -> None:
         (0, END, pa.concat_tables([ROWS.slice(0, 1), ROWS]), "row 1 (example_id 50) repeats an example_id"),
         (1, END, ROWS, "partition [1, 25000) of "),
         (0, 24_000, ROWS, "holds query times from 0 to 24000"),
-        (-1000, END, ROWS, "start must be below end, both from 0"),
         (0, 2**62 + 1, ROWS, "start must be below end, both from 0"),
         (0, END, ROWS.drop_columns(["t"]), "the rows are not under the log's schema"),
     ],
@@ -180,9 +179,7 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
     ("values", "message"),
     [
         ({"rows": 51}, "rows is not the sum over the shards"),
-        ({"queries": 1}, "queries is not the sum over the shards"),
         ({"end": 10}, "lie outside the partition"),
-        ({"start": 1}, "lie outside the partition"),
         ({"schema_version": "x"}, "written under schema x, but the log's schema is"),
         ({"format": 2}, "format: 2 is not allowed"),
         ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),
@@ -197,23 +194,3 @@ def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, m
     refused(message, read_manifests, log)
     path.write_text(json.dumps(content))
     refused(f"{path.name}: made by an unreleased version of ctr; make it again", read_manifests, log)
-
-
-def test_what_an_interrupted_publisher_left_is_ignored_and_other_files_are_not(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.mkdir()
-    partial = "partial-0123456789abcdef"
-    (log / f"schema.json.{partial}").write_text('{"for')
-    create_log(log, SCHEMA)
-    for name in ("manifests", "shards"):
-        (log / name).mkdir()
-    stem = f"{0:019d}-{END:019d}"
-    (log / "manifests" / f"{stem}.json.{partial}").write_text('{"sta')
-    (log / "shards" / f"{stem}-0000-0123.parquet.{partial}").write_text("PAR")
-    assert read_manifests(log) == []
-    # A shard that no manifest names, complete or not, is no part of the log either.
-    (log / "shards" / f"{stem}-0000-0123.parquet").write_text("PAR1")
-    manifest = publish(log)
-    assert read_manifests(log) == [manifest]
-    (log / "manifests" / "notes.json").write_text("{}")
-    refused("notes.json: not the name of a manifest", read_manifests, log)

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
-from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
+from ctr.data.reader import FAULTS, Rows, read_rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
@@ -66,31 +64,6 @@ def make_log(folder: Path, schema: Schema) -> Path:
         publish_partition(folder, schema, start, end, rows, shard_rows=15)
     assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
     return folder
-
-
-@settings(max_examples=40)
-@given(st.data(), st.sampled_from([SCHEMA, MIXED]))
-def test_slices_selections_and_joins(data, schema):
-    count = data.draw(st.integers(0, 12))
-    table = hashed_rows(schema, count + 2).slice(1, count)
-    rows, records = rows_of_table(table, schema, first=3), as_written(table)
-    assert as_records(rows) == records
-    assert {rows.ids.dtype, *(values.dtype for values, _ in rows.multivalent.values())} == {schema.id_type}
-    assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
-    begin = data.draw(st.integers(0, count))
-    end = data.draw(st.integers(begin, count))
-    part = rows.slice(begin, end)
-    assert as_records(part) == records[begin:end]
-    assert part.position.tolist() == list(range(3 + begin, 3 + end))
-    mask = np.array(data.draw(st.lists(st.booleans(), min_size=end - begin, max_size=end - begin)), bool)
-    kept = part.keep(mask)
-    assert as_records(kept) == [record for record, good in zip(records[begin:end], mask, strict=True) if good]
-    assert kept.position.tolist() == (3 + begin + np.flatnonzero(mask)).tolist()
-    # A selection can be sliced again, and slices put together.
-    assert as_records(kept.slice(0, len(kept) // 2)) == as_records(kept)[: len(kept) // 2]
-    parts = [rows.slice(0, begin), rows.slice(begin, end), rows.slice(end, count)]
-    assert as_records(join_rows(parts)) == records
-    assert join_rows(parts).position.tolist() == list(range(3, 3 + count))
 
 
 def with_fifth(schema: Schema = SCHEMA, **values: Any) -> pa.Table:

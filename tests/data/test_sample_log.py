@@ -334,7 +334,6 @@ def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
     ("rules", "message"),
     [
         ({"stratify_by": "words"}, "^stratify_by: words is not a single-valued .*; allowed: place, device$"),
-        ({"stratify_by": "nothing"}, "^stratify_by: nothing is not a single-valued feature of "),
         ({"gradient": {"teacher": "nobody", "threshold": 0.2}}, "no sidecar nobody; .* it: part, teacher$"),
         ({"gradient": {"teacher": "part", "threshold": 0.2}}, "has no column logit; it has probability"),
         # Which values a feature cannot have is tested with ``feature_ids``.
@@ -410,19 +409,6 @@ def test_a_teacher_beside_another_log(log, tmp_path):
     expected = np.where(row_logloss(column(part, "label") == 1, logit) < 0.2, 0.25, 1)
     assert len(set(expected)) == 2
     assert np.array_equal(decisions_of(part, "low")["keep_probability"], expected)
-
-
-def test_strata_keep_what_rates_add_up_to(log):
-    write_decisions(log, "even", STRATA)
-    found, click = decisions_of(log, "even"), column(log, "label") == 1
-    assert np.array_equal(found["keep_probability"], np.where(click, np.float32(1), np.float32(0.4)))
-    assert np.array_equal(found["weight"] > 0, found["kept"])
-    devices = column(log, "ids")[:, 1]
-    for device in np.unique(devices):
-        rows = devices == device
-        kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
-        assert np.abs(kept - expected).max() < 1 + 1e-5
-    assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
 
 
 def test_a_partition_of_which_nothing_is_kept_is_published_empty(tmp_path):

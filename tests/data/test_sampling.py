@@ -189,11 +189,9 @@ BY_LOSS = {"rate": 0.5, "low_loss": LOW_LOSS}
     [
         ({"non_click_rate": 0.005}, "below min_rate 0.01: a kept example would have the weight 200"),
         ({"non_click_rate": 0.1, "gradient": GRADIENT}, "non_click_rate x gradient.lowest_rate is 0.005, "),
-        ({"non_click_rate": 0}, "non_click_rate: 0 is not allowed"),
         ({"uninformative": {"rate": 0.1}}, "low_loss or low_visibility is required"),
         ({"uninformative": {"rate": 0.1, "low_loss": {**LOW_LOSS, "log": ""}}}, "a folder or null is req"),
         ({"uninformative": BY_LOSS, "gradient": GRADIENT}, "uninformative.low_loss: allowed is one"),
-        ({"salt": True}, "salt"),
     ],
 )
 def test_what_is_refused(content, message):
@@ -249,7 +247,6 @@ def test_a_range_has_its_start_and_not_its_end():
     ("content", "message"),
     [
         ({"start": 5}, "start: 5 is not allowed: an ISO date or datetime is required"),
-        ({"end": "0001-01-01T00:00+05:00"}, "an ISO date or datetime is required"),
         ({"start": "2026-01-05", "end": "2026-01-05"}, "start 2026-01-05T00:00:00.* must be before end"),
     ],
 )

@@ -90,7 +90,6 @@ def test_what_is_written_is_read_and_written_once(log: Path) -> None:
     [
         (table_of([0, 1]), "2 rows are given, the log's partition has 10"),
         (table_of(IDS[:10]).select(["logit"]), "example_id and at least one more column are required"),
-        (table_of(IDS[:10]).select(["example_id"]), "example_id and at least one more column are required"),
         (pa.table({"example_id": ["a"], "p": [1]}), "example_id must be int64 without nulls"),
         (pa.table({"example_id": [1, None], "p": [1, 2]}), "1 nulls"),
         (table_of([*range(9), 0]), "an example_id appears twice"),

@@ -57,10 +57,7 @@ def test_the_hash_covers_name_type_shape_and_every_byte():
         (array("'<f8'", "(10,)", bytes(64)), "."),
         (array("'|O'", "(1,)", pickle.dumps([print])), "pickle"),
         (array("'<f8'", "x", bytes(64)), "."),
-        (array("'<f8'", "(" * 400, bytes(64)), "."),
         (b"\x93NUMPY\x07\x00" + bytes(64), "."),
-        (pickle.dumps([1]), "."),
-        (b"", "."),
     ],
 )
 def test_members_that_are_not_what_they_say(content, words):

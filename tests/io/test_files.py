@@ -4,7 +4,6 @@ Every command, key and function refuses addresses before it writes.
 """
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -61,36 +60,6 @@ def test_a_file_is_created_replaced_and_kept_where_a_write_fails(tmp_path):
     assert path.read_bytes() == b"second"
     assert create_exclusively(path.with_name("other"), b"fourth")
     assert names(path.parent) == ["file", "other"]
-
-
-@pytest.fixture
-def events(monkeypatch):
-    """What becomes durable, and when names appear."""
-    events = []
-
-    def recorded(owner, name, describe):
-        original = getattr(owner, name)
-
-        def call(*arguments, **options):
-            events.append(describe(*arguments))
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, call)
-
-    def synced(descriptor):
-        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        return f"folder {place.name}" if place.is_dir() else "content"
-
-    recorded(os, "fsync", synced)
-    recorded(os, "link", lambda source, target: f"name {target.name}")
-    recorded(Path, "replace", lambda source, target: f"name {target.name}")
-    return events
-
-
-@pytest.mark.parametrize("write", [write_atomic_bytes, create_exclusively])
-def test_content_is_durable_before_its_name_and_the_name_afterwards(tmp_path, events, write):
-    write(tmp_path / "file", b"content")
-    assert events == ["content", "name file", f"folder {tmp_path.name}"]
 
 
 DIES_WHILE_WRITING = """

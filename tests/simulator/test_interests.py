@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.data.times import DAY_US
-from ctr.io.errors import InputError
 from ctr.simulator.auction import (
     Placed,
     current_themes,
@@ -101,14 +99,3 @@ def test_a_log_with_interests_differs_in_its_clicks_alone(small, tmp_path):
     share = p[is_current].sum() / p.sum()
     assert share > is_current.mean() + 0.1
     assert is_current[clicked].mean() == pytest.approx(share, abs=4 * np.sqrt(0.25 / clicked.sum()))
-
-
-def test_wrong_interests_are_refused():
-    for change, message in (
-        ({"lasting": "1 day"}, "interests.lasting: '1 day' is not allowed"),
-        ({"at_once": 0}, "interests.at_once: 0 is not allowed"),
-        ({"topics": 3}, "interests.topics: unknown key; allowed: at_once, lasting, strength, themes"),
-    ):
-        with pytest.raises(InputError) as refusal:
-            parse_model(WorldConfig, {"interests": change}, "world")
-        assert message in str(refusal.value)

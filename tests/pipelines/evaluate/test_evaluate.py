@@ -232,20 +232,15 @@ NO_COLUMN = " no column {}; the columns found are example_id, "
 # A column, the values of two rows (None: without the column), and what is said.
 COLUMN_FAULTS: list[tuple[str, Any, str]] = [
     ("logit", [math.nan, 0.0], " row 1: logit must be a finite number, got nan"),
-    ("logit", ["x", "y"], " column logit must be float32 or float64, got string"),
     ("label", [0.0, 0.5], " row 2: label must be 0 or 1, got 0.5"),
-    ("label", ["0", "1"], " column label must be 0 or 1, got string"),
     ("metric_weight", [1.0, -1.0], " row 2: metric_weight must be a finite number of at least 0, got -1.0"),
     ("metric_weight", None, NO_COLUMN.format("metric_weight")),
     ("example_id", [None, 3], " row 1: example_id must be given in every row, got null"),
     ("query_id", pa.array([0, 1], pa.uint64()), " column query_id must be int64, got uint64"),
-    ("label_sale", pa.nulls(2), " column label_sale must be 0 or 1, got null"),
     ("label_sale", [None, 2], " row 2: label_sale must be 0 or 1, got 2"),
-    ("logit_sale", [0.1, math.inf], " row 2: logit_sale must be a finite number, got inf"),
     ("query_time", ["1", "2"], " column query_time must be int64, microseconds since 1970, got string"),
     ("query_time", [SECONDS] * 2, f"got {SECONDS}, which seems to be seconds; multiply by 1,000,000"),
     ("query_time", [SECONDS * 10**3] * 2, "000, which seems to be milliseconds; multiply by 1,000"),
-    ("query_time", [SECONDS * 10**9] * 2, "000, which seems to be nanoseconds; divide by 1,000"),
 ]
 
 
@@ -279,17 +274,14 @@ def test_an_example_that_changed_its_query_is_not_joined():
     assert (joined.only_first, joined.only_second, len(joined.example_id)) == (1, 1, len(a) - 1)
 
 
-def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
-    values = table.column(name).to_pylist()
-    values[row] = value
-    return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
-
-
 def test_files_that_are_no_predictions_are_named(tmp_path):
     write(tmp_path / "some" / "a.parquet", make_table(9))
     path = write(tmp_path / "some" / "x.parquet", make_table(13, queries=400), row_group_size=20)
     sound = path.read_bytes()
-    write(path, spoiled(make_table(10), "logit", 45, math.nan), row_group_size=20)
+    bad = make_table(10)
+    write(
+        path, replaced(bad, "logit", [*column(bad, "logit")[:45], math.nan, *column(bad, "logit")[46:]]), 20
+    )
     with pytest.raises(InputError) as caught:
         evaluate([path.parent])
     assert str(caught.value) == f"{path} row 46: logit must be a finite number, got nan"

@@ -99,7 +99,7 @@ def test_row_groups_that_are_read_apart_count_together(events, log, tmp_path, mo
 # ---------------------------------------------------------------- input that is not as it should be
 
 
-def test_what_is_no_job_is_refused_before_anything_is_published(events, folder, log, tmp_path):
+def test_what_is_no_job_is_refused_before_anything_is_published(folder, log, tmp_path):
     before = event_files.published(log, ())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -177,7 +177,7 @@ def test_examples_are_sampled_as_the_log_would_be(folder, log, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def export(root, tmp_path_factory):
+def export(tmp_path_factory):
     """Publishes a model with the features of a mapping in a folder, as what a run had after some examples."""
     from ctr.serving.export import publish
     from ctr.training.config import TrainConfig
@@ -251,7 +251,7 @@ def test_a_teacher_is_recorded_as_it_scores_a_log_and_samples_by_loss(export, mo
     assert recorded(tmp_path / "newer", "old") != found
 
 
-def test_a_teacher_of_other_features_or_none_is_refused(export, model, folder, tmp_path):
+def test_a_teacher_of_other_features_or_none_is_refused(model, folder, tmp_path):
     teacher = {"name": "old", "model": str(model)}
     fewer = event_files.mapping(features=event_files.FEATURES[:2], teacher=teacher)
     with pytest.raises(InputError, match="the model has the features of schema"):

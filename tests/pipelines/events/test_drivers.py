@@ -14,7 +14,7 @@ import pytest
 import event_files
 import raw_logs
 from ctr.data.event_mapping import EventMapping
-from ctr.data.kept_values import FOLDER, read_values
+from ctr.data.kept_values import FOLDER
 from ctr.data.log import list_partitions, read_manifests
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.follow import ingest_events, watch_events
@@ -230,8 +230,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "skewed": SKEWED,
     "short": {"partition": "5s", "click_window": "12s", "late_window": "30s"},
-    "labels": labels_of(LABELS),
-    "skewed labels": {**SKEWED, **labels_of(LABELS)},
+    # Also the dictionaries of values.
+    "labels": {**labels_of(LABELS), "keep_values": ["tags"]},
+    "skewed labels": {**SKEWED, **labels_of(LABELS), "keep_values": ["tags"]},
 }
 
 
@@ -285,39 +286,15 @@ def test_every_driver_publishes_the_join_of_single_events(driver, name, seed, wh
         assert all(met[name] for name in names if name != "sampled_out")
         assert {"impressions", "clicks"} <= {path.name.split("-")[0] for path in (log / "late").iterdir()}
     aside = ("rejects", "late")
-    assert event_files.published(log, aside) == event_files.published(whole(name, seed), aside)
+    files = event_files.published(log, aside)
+    assert files == event_files.published(whole(name, seed), aside)
+    assert any(file.startswith(f"{FOLDER}/") for file in files) == ("keep_values" in CHANGES[name])
     # Events that are too late lie in files of their own for each piece of the input; workers may set one aside twice.
     late, wanted = (event_files.read_side(one, "late") for one in (log, whole(name, seed)))
     if driver == "stream":
         assert set(map(repr, late)) == set(map(repr, wanted))
     else:
         assert late == wanted
-
-
-def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
-    """With one bucket all colors have the same id, so that impressions that differ in it are copies of each other."""
-    feature = {"name": "color", "kind": "category", "source": "color", "buckets": 2}
-    mapping = event_files.mapping(features=[feature], keep_values=["color"], delay="60s")
-    colors = ["red", "blue", "green", "red", "cyan"]
-    shown = [event_files.impression(n % 7, 3.0 * (n % 7), 40.0, color=colors[n * 3 % 5]) for n in range(20)]
-    clicks = [event_files.click(1, 5.0)]
-    files = event_files.encode_files({"impressions": shown[::-1], "clicks": clicks}, 2)
-    folder = event_files.write_files(tmp_path / "in", files)
-    ingest_events(mapping, [folder], tmp_path / "batch", max_reject_share=0)
-    watch_events(mapping, [folder], tmp_path / "watch", DRAIN, lambda: False)
-    steps = [
-        event_files.raw(kind, *events, made=mapping)
-        for kind, events in (("impressions", shown[:9]), ("clicks", clicks), ("impressions", shown[9:]))
-    ]
-    event_files.run_stream(tmp_path / "stream", steps, mapping)
-    first, *others = (event_files.published(tmp_path / name) for name in ("batch", "watch", "stream"))
-    assert others == [first] * 2
-    assert sum(name.startswith(f"{FOLDER}/") for name in first) == 1
-    # Of each impression the first value in the order of the alphabet: of what arrived at one time, no other is earlier.
-    firsts = {min(event["color"] for event in shown if event["impression_id"] == one) for one in range(7)}
-    assert read_values(tmp_path / "batch", {"color": [1]}) == {"color": {1: min(firsts)}}
-    [manifest] = [one for one in read_manifests(tmp_path / "batch") if one.rows]
-    assert manifest.values is not None
 
 
 def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
@@ -353,13 +330,3 @@ def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
     spooled = {(".events", name) for name in ("segments", "units", "clock.json")}
     assert spooled | {("events.yaml",)} <= parts
     assert {"shards", "manifests", "late"} <= {part[0] for part in parts}
-
-
-def test_a_partition_closes_when_all_clicks_on_it_have_had_their_time_to_arrive():
-    rules = partition_rules(event_files.mapping(**SKEWED))
-    second = event_files.SECOND_US
-    assert rules.closes_at(event_files.BEGIN_US) == event_files.BEGIN_US + (20 + 6 + 10 + 5) * second
-    assert (rules.ahead, rules.lookback) == (4 * second, (6 + 10 + 4) * second)
-    longer = partition_rules(event_files.mapping(**SKEWED, **labels_of(LABELS)))
-    assert longer.closes_at(0) == (20 + 6 + 25 + 5) * second
-    assert longer.lookback == (6 + 25 + 4) * second

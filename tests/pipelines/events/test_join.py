@@ -22,7 +22,6 @@ from single_events import Click, Impression, PlainPartition, join_plainly
 FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
 SCHEMA = parse_model(Schema, {"features": [FEATURE], "labels": ["sale", "call"]}, "test")
 KINDS = ("clicks", "sale", "call")
-NO_LABELS = {"sale": (0, 0), "call": (0, 0)}
 IMPRESSIONS = pa.schema([*shard_schema(SCHEMA), pa.field("arrival", pa.int64(), False)])
 
 
@@ -224,63 +223,3 @@ def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(ca
         assert set(plain_impressions(joined.conflicting)) >= set(plain_impressions(found[start].conflicting))
         for kind in KINDS:
             assert joined.counters[f"matched_{kind}"] == found[start].counters[f"matched_{kind}"]
-
-
-def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
-    durations = {"length": 5, "late_window": 4, "delay": 100, "labels": NO_LABELS}
-    exact = PartitionRules(window=10, **durations)
-    skewed = PartitionRules(window=10, skew=2, show=9, **durations)
-    at_once = {-1: "orphan", 0: "matched", 10: "matched", 11: "late", 14: "late", 15: "orphan"}
-    around = {-3: "orphan", -2: "early", -1: "early", 0: "matched", 10: "matched", 11: "late"}
-    # In the partition of its query, in the next one, and two later.
-    rows = [(exact, 3, at_once), (skewed, 3, around), (skewed, 6, around), (skewed, 12, around)]
-    for rules, shown, fates in rows:
-        for after, fate in fates.items():
-            tables = [impression_table([Impression(7, 3, shown, 0, 0, 20)])]
-            joined, *_ = join_all(rules, tables, {"clicks": [click_table([Click(7, shown + after, 21)])]})
-            assert joined[0].examples.column("label").to_pylist() == [fate in ("early", "matched")], after
-            counted = Counter[str]()
-            for found in joined.values():
-                counted.update({name: found.counters[name] for name in fate_counters("clicks")})
-            assert +counted == {f"{fate}_clicks": 1}, after
-            unmatched = [found.unmatched["clicks"] for found in joined.values()]
-            reasons = [row["reason"] for table in unmatched for row in table.to_pylist()]
-            assert reasons == [fate] * (fate in ("late", "orphan")), after
-
-
-def test_what_arrives_as_its_partition_closes_is_too_late():
-    # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
-    rules = PartitionRules(length=5, window=10, late_window=4, delay=3, labels=NO_LABELS)
-    for arrival, label, late in ((17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)):
-        impressions = impression_table([Impression(7, 3, 3, 0, 0, 3)])
-        joined, _, aside = join_all(rules, [impressions], {"clicks": [click_table([Click(7, 6, arrival)])]})
-        assert joined[0].examples.column("label").to_pylist() == [label]
-        assert aside["clicks"].num_rows == late
-        assert (5 in joined) == (not late)
-    table = impression_table([Impression(1, 3, 3, 0, 0, 17), Impression(2, 3, 3, 0, 0, 18)])
-    routed, aside = route_impressions(rules, table)
-    assert routed[0].column("example_id").to_pylist() == [1]
-    assert aside.column("example_id").to_pylist() == [2]
-
-
-def test_a_conversion_counts_to_the_end_of_its_own_window_which_the_partition_waits_for():
-    hour = 3_600_000_000
-    windows = {"sale": (72 * hour, hour), "call": (1, 0)}
-    rules = PartitionRules(length=hour, window=hour // 2, late_window=0, delay=10, labels=windows)
-    assert rules.closes_at(0) == 73 * hour + 10
-    shown = [Impression(7, 3, 3, 0, 0, 3)]
-    fates = {0: "matched", 72 * hour: "matched", 72 * hour + 1: "late", 73 * hour + 1: "orphan"}
-    for after, fate in fates.items():
-        sale = [click_table([Click(7, 3 + after, 3 + after)])]
-        joined, *_ = join_all(rules, [impression_table(shown)], {"sale": sale})
-        assert joined[0].examples.column("label:sale").to_pylist() == [fate == "matched"], after
-        assert joined[0].examples.column("label:call").to_pylist() == [0]
-        assert joined[0].examples.column("label").to_pylist() == [0]
-        home = joined[rules.home_of(3 + after)]
-        assert (home.counters["sale"], home.counters[f"{fate}_sale"]) == (1, 1)
-    # A click has the window of clicks, however long the partition waits; it may arrive until that closes.
-    half, closes = hour // 2, 73 * hour + 10
-    for after, arrival, label in ((half, closes - 1, 1), (half, closes, 0), (half + 1, 9, 0)):
-        click = [click_table([Click(7, 3 + after, arrival)])]
-        joined, *_ = join_all(rules, [impression_table(shown)], {"clicks": click})
-        assert joined[0].examples.column("label").to_pylist() == [label], after

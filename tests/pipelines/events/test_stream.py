@@ -40,14 +40,6 @@ def test_a_partition_waits_until_the_very_moment_at_which_it_closes(tmp_path, ea
     assert late_ids(tmp_path / "log", "impression_id") == ([] if label else [1])
 
 
-def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(tmp_path):
-    steps = [raw("impressions", impression(1, 19), impression(2, 25)), 60]
-    run_stream(tmp_path / "log", [*steps, raw("clicks", click(1, 22, 23))])
-    assert labels(tmp_path / "log") == {1: 0, 2: 0}
-    assert len(list((tmp_path / "log" / "late").iterdir())) == 1
-    assert late_ids(tmp_path / "log", "impression_id") == [1]
-
-
 def test_bad_events_are_described_and_too_many_end_the_job(tmp_path):
     # Few events say nothing of the share.
     run_stream(tmp_path / "one", [raw("impressions", content=b"no JSON\n")])

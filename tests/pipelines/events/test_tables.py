@@ -122,17 +122,6 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path):
     assert pieces.table.equals(prepared.table)
 
 
-def test_a_bad_click_is_set_aside_alike(tmp_path):
-    names, mapping = ("impression_id", "event_time", "arrival_time"), event_files.mapping()
-    of_clicks = {"line", "time", "arrival", *names}
-    for why, line in [(why, line) for why, lines in POISON.items() for line in lines if why[0] in of_clicks]:
-        if not isinstance(line, bytes):
-            line = {name: line[name] for name in names if name in line}
-        prepared = read_lines(mapping, "clicks", tmp_path, {name: GOOD[name] for name in names}, line)
-        assert prepared.table.to_pylist() == [{"impression_id": 7, "time": TIME, "arrival": TIME + 5}]
-        assert found_in(prepared.rejects) == {2: why}
-
-
 def test_what_is_unusual_but_allowed_stays(tmp_path):
     events = [
         without("color", "price", "tags"),

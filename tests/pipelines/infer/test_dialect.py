@@ -106,10 +106,8 @@ EXCEL = b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml"
         ({"a.jsonl": "[1, 2]\n"}, "not hold one JSON object a line; allowed: one JSON object a line, as jq"),
         ({"a.csv": ""}, "is empty"),
         ({"a.csv": "\n" * 2000}, "its beginning holds no row"),
-        ({"a.csv": "x\n1\n2\n"}, "has one column (x); a label and at least one feature are required"),
         ({"a.json": '{"x": {"0": 1}, "y": {"0": 1}}'}, "(x: it holds objects or lists of lists; y"),
         ({"a.txt": "1 qid:3 1:1 7:0.5 # a\n0 qid:3 4:1\n"}, "the format is libsvm"),
-        ({"a.txt": "1 0:3:1 1:7:0.5\n0 0:4:1\n"}, "the format is libffm"),
         ({"a.txt": "-1 |u id=3 |a ad=4\n1 0.5 'x |u id=4\n"}, "the format is Vowpal Wabbit's"),
         ({"a.dat": "1::3::0\n2::4::1\n"}, "separated by ::; allowed: one character"),
         ({"a.xml": "<rows>\n<row/>\n"}, "the format is XML or HTML"),
@@ -119,7 +117,6 @@ EXCEL = b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml"
         ({"a.parquet": "x,y\n1,2\n"}, "is no Parquet file, though its name ends in .parquet"),
         ({"a.csv": "größe,y\n1,2\n".encode("latin-1")}, "is not text in UTF-8 (byte 0xf6); save it as UTF-8"),
         ({"a.csv": "a,a\n1,0\n0,1\n"}, "no column can be read (a: the name stands twice in the header); all"),
-        ({"a.csv": "a,b\n"}, "there are no rows below the names of the columns"),
         ({"behaviors.tsv": "1\tu\n", "news.tsv": "n\tx\n"}, "by examples/mind/rows.py"),
     ],
 )

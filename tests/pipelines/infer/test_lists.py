@@ -59,7 +59,6 @@ VECTORS = {
     "numpy": lambda row: str(np.array(row)),
     "bars": lambda row: "|".join(map(str, row)),
     "commas": lambda row: ",".join(map(str, row)),
-    "spaces": lambda row: " ".join(f"{one:.3e}" for one in row),
     "zeros and ones": lambda row: str([int(one > 0) for one in row]),
 }
 ARRAYS = {"list": pa.list_(pa.float32()), "fixed list": pa.list_(pa.float64(), 12)}

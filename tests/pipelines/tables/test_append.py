@@ -7,7 +7,6 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-import fault_points
 import raw_logs
 from ctr.cli import main
 from ctr.data.log import list_partitions, read_manifests
@@ -227,27 +226,6 @@ def test_lines_of_files_without_a_time_count_on(tmp_path):
     ingest(mapping, paths, tmp_path / "again")
     wanted = published(tmp_path / "whole")
     assert published(tmp_path / "log") == published(tmp_path / "again") == wanted
-
-
-class Killed(BaseException):
-    """What no program catches."""
-
-
-def die():
-    raise Killed
-
-
-def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_path):
-    mapping = raw_logs.make_mapping(query=None, partition="6h")
-    paths = write_days(tmp_path / "in", make_days(days=2, count=120))
-    append_all(mapping, paths, tmp_path / "whole")
-    log = tmp_path / "log"
-    kill = fault_points.Counting("link.after", 3, die, str(log))
-    with pytest.raises(Killed), fault_points.watching(kill, training=False):
-        ingest(mapping, [paths[0]], log, append=True, now_us=NOW)
-    assert len(list_partitions(log)) == 2
-    ingest(mapping, [paths[1]], log, now_us=NOW)
-    assert published(log) == published(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("appended", [False, True])

@@ -14,7 +14,7 @@ from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.convert import parse_ids, parse_labels, parse_times, parse_weights
+from ctr.pipelines.tables.convert import parse_ids, parse_labels, parse_times
 from ctr.pipelines.tables.examples import Verdict
 from ctr.pipelines.tables.input_files import Chunk
 
@@ -186,12 +186,6 @@ def test_label_rules_on_text():
     for values, kind in (([["a"]], None), ([b"ab"], pa.binary(2))):
         with pytest.raises(InputError, match="which the rule compares with no text"):
             labels_of(values, "x == a", kind)
-
-
-def test_weights_are_finite_and_at_least_0():
-    texts = ["1", "0", "0.25", "-1", "nan", "inf", "1e39", "", None, "x"]
-    good = [(1.0, False), (0.0, False), (0.25, False)]
-    assert checked(parse_weights(pa.array(texts))) == [*good, *[BAD] * 7]
 
 
 def test_ids_are_whole_numbers_or_fingerprints_of_text():

@@ -10,8 +10,6 @@ from ctr.io.errors import InputError
 from ctr.pipelines.tables.delimited import TEXT_AFTER, UNCLOSED, read_delimited
 from ctr.pipelines.tables.input_files import SourceFile
 
-IN_A_RUN = "wrong number of fields in a quoted run of lines"
-
 
 def read(path, wanted, block_bytes=1 << 20, **form):
     """[(row number, values)] and [(row number, reason)] of a file."""
@@ -91,24 +89,6 @@ def test_a_header_that_comes_again_is_rejected_as_what_it_is(tmp_path, line, blo
     assert records[1] == [(4, "repeats the header"), (6, "repeats the header")]
     # Of one column it may be a value.
     assert read(write(tmp_path, b"a,b\na,b\n"), ["a"])[0] == [(2, (b"a",))]
-
-
-@pytest.mark.parametrize("block_bytes", [64, 100, 1 << 20])
-def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path, block_bytes):
-    lines = [b"%d,x" % position for position in range(1000)]
-    lines[10] = b'10,"x'
-    # Quoted values after it stand as they are.
-    lines[500] = b'500,"y, ""z"""'
-    rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a", "b"], block_bytes)
-    assert rejects == [(12, UNCLOSED)]
-    values = {position: (b"%d" % position, b"x") for position in range(1000) if position != 10}
-    assert rows == [(2 + n, pair) for n, pair in {**values, 500: (b"500", b'y, "z"')}.items()]
-
-
-def test_each_line_that_a_quoted_run_swallows_is_a_reject(tmp_path):
-    rows, rejects = read(write(tmp_path, b'a,b\n1,2\n"3\n4\n5"\n6,7\n'), ["a"])
-    assert [values for _, values in rows] == [(b"1",), (b"6",)]
-    assert rejects == [(3, IN_A_RUN)] * 3
 
 
 def test_the_line_and_what_is_allowed_are_shown(tmp_path):

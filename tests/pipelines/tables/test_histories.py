@@ -1,9 +1,9 @@
 """Histories: what each row sees against brute force, however the log came to be, and nothing of the future."""
 
-import csv
 import random
 import shutil
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -67,10 +67,7 @@ def make_rows(count=450, seed=0):
 
 def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
 

@@ -1,10 +1,7 @@
 """Whole ingests: against a plain-Python one, in any form, order and block size, and in parts."""
 
 import functools
-import json
 import random
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import raw_logs
-from ctr.cli import main
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.spill import PartitionSpill
@@ -173,31 +169,3 @@ def test_a_lost_row_ends_the_run(tmp_path, monkeypatch):
     lost = "50 rows were read and 0 were kept unpublished before, but 0 published"
     with pytest.raises(RuntimeError, match=lost):
         ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
-
-
-def test_the_work_grows_no_faster_than_the_number_of_features(tmp_path):
-    calls = {}
-    # The first time, modules are loaded.
-    for count in (1, 20, 80):
-        names = [f"f{number}" for number in range(count)]
-        features = [{"name": name, "kind": "category", "source": name} for name in names]
-        mapping = {"input": {"type": "csv"}, "time": {"column": "time", "unit": "s"}, "label": "click"}
-        mapping |= {"partition": "1d", "features": features}
-        (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
-        rows = [[1_600_000_000 + row, row % 2, *[row] * count] for row in range(9)]
-        lines = [",".join(map(str, row)) for row in (["time", "click", *names], *rows)]
-        (tmp_path / "rows.csv").write_text("\n".join(lines))
-        calls[count] = 0
-
-        def count_call(frame, event, argument, count=count):
-            calls[count] += event in ("call", "c_call")
-
-        command = ["ingest", "table", str(tmp_path / "rows.csv"), "--mapping", str(tmp_path / "mapping.yaml")]
-        threading.setprofile(count_call)
-        sys.setprofile(count_call)
-        try:
-            assert main([*command, "--out", str(tmp_path / f"log{count}")]) == 0
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-    assert calls[80] < 5 * calls[20]

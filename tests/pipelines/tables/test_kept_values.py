@@ -151,10 +151,8 @@ def test_features_without_raw_values_are_refused():
     allowed = f"allowed: {', '.join(KEPT)}$"
     for names, message in (
         (["price"], f"keep_values names price, whose ids say by themselves what they stand for.*{allowed}"),
-        (["color"], "keep_values names color, whose ids say"),
         (["user", "user"], "keep_values names user twice"),
         (["nothing"], f"nothing, which is not a feature; {allowed}"),
-        ("user_price", "keep_values"),
         (["user", 3], "keep_values"),
     ):
         with pytest.raises(InputError, match=message):

@@ -5,8 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
-from ctr.pipelines.tables.input_files import SourceFile
-from ctr.pipelines.tables.reader import read_parquet
 from raw_logs import ingest
 
 
@@ -18,18 +16,6 @@ def write(folder, changes, count=40):
         table = table.set_column(table.schema.get_field_index(name), name, column)
     pq.write_table(table, path)
     return path
-
-
-def test_rows_are_numbered_through_row_groups_and_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctr.pipelines.tables.reader._BATCH_ROWS", 7)
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"a": range(23), "b": ["x"] * 23}), path, row_group_size=10)
-    for groups, first, last in ((None, 0, 23), ((0, 1), 0, 10), ((1, 3), 10, 23)):
-        chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"], groups))
-        assert [row for chunk in chunks for row in chunk.rows.tolist()] == list(range(first + 1, last + 1))
-        values = [a for chunk in chunks for a in chunk.table.column("a").to_pylist()]
-        assert values == list(range(first, last))
-        assert all(chunk.table.column_names == ["a"] and chunk.file == 4 for chunk in chunks)
 
 
 def test_types_of_parquet_are_understood(tmp_path):
