@@ -80,7 +80,7 @@ flink: $(INSTALLED) flink-jars
 	$(BIN)/pytest -m "slow or soak" tests/pipelines/events/test_stream_flink.py
 
 kafka: $(INSTALLED) flink-jars kafka-jars
-	$(BIN)/pytest -m soak tests/pipelines/events/test_stream_kafka.py
+	$(BIN)/pytest -m "slow or soak" tests/pipelines/events/test_stream_kafka.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

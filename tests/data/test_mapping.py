@@ -108,6 +108,12 @@ def test_what_a_mapping_of_events_cannot_be(path, value, message):
     refused(EventMapping, {**EVENTS, **teacher}, "the teacher scores this log")
 
 
+def test_the_start_of_row_order_is_utc():
+    for start in ("2020-01-01T00:00:00Z", "2020-01-01", "2020-01-01T01:00:00+01:00", 1_577_836_800):
+        time = parse("time", {"row_order": {"start": start, "step_us": 1}}).time
+        assert time.row_order.start_us == 1_577_836_800_000_000
+
+
 def test_a_mapping_reads_back_what_it_was_written_as():
     events = changed(EVENTS, "impressions.derive", {"hour": DERIVE["hour"]})
     for model, content in ((Mapping, TABLE), (EventMapping, events)):

@@ -13,7 +13,7 @@ import java_services
 import stream_jobs
 
 MISSING = java_services.missing(java_services.FLINK_JARS, java_services.KAFKA_JARS)
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 pytest.importorskip("kafka", reason="no kafka-python")
 
 PARTITIONS = 3
@@ -111,6 +111,7 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
     assert 400 < offsets[0] < 600
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("checkpoints", [False, True], ids=["read again", "from a checkpoint"])
 def test_a_killed_job_goes_on(traffic, broker, mapping, tmp_path, checkpoints):
     log, folder = tmp_path / "log", tmp_path / "checkpoints"

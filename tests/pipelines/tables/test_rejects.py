@@ -7,7 +7,7 @@ import pytest
 
 import raw_logs
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.rejects import REPEATED_HEADER, RejectLog, make_reject
+from ctr.pipelines.tables.rejects import REPEATED_HEADER, RejectLog, make_reject, reject_reasons
 from raw_logs import ingest
 
 ROWS = 40
@@ -166,6 +166,17 @@ def test_a_hopeless_input_is_stopped_early(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="time: unreadable"):
         ingest(raw_logs.make_mapping(), [path], tmp_path / "log", progress=seen.append, block_bytes=1 << 12)
     assert sum(seen) < 1500
+
+
+def test_the_record_is_ordered_and_holds_odd_text(tmp_path):
+    log = RejectLog(["a", "b"], 1.0, tmp_path / "r" / "x.jsonl")
+    log.add([make_reject(1, 2, "k", "r", "x" * 200, "y"), make_reject(1, 1, "k", "r", None, "y")])
+    log.add([make_reject(0, 9, "k", "r", "\ud800ü\n", "y"), make_reject(0, 8, "k", "r", b"\xff", "y")])
+    log.write()
+    records = [json.loads(line) for line in (tmp_path / "r" / "x.jsonl").read_text().splitlines()]
+    assert [(r["file"], r["row"]) for r in records] == [("a", 8), ("a", 9), ("b", 1), ("b", 2)]
+    assert [r["value"] for r in records] == ["\\xff", "\ud800ü\n", "", "x" * 80]
+    assert reject_reasons(log.rejects) == {"k: r": 4}
 
 
 def test_the_share_is_checked_exactly(tmp_path):
