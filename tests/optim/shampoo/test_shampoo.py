@@ -169,24 +169,6 @@ def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_
     np.testing.assert_array_equal(core.weights[0].numpy(), before)
 
 
-def test_weights_of_float16_are_worked_on_in_float32():
-    shapes, dtype = [(6, 4), (3,)], tf.float16
-    # Norms of hundreds: their squares are beyond float16.
-    steps = [[tf.cast(1e3 * g, dtype) for g in gradients] for gradients in reference.drifting(shapes, 8)]
-    weights = [tf.Variable(tf.cast(tf.constant(w), dtype)) for w in reference.initial(shapes)]
-    core = ShampooCore(reference.options(), weights)
-    wide = reference.make_core(reference.options(), [np.zeros(shape) for shape in shapes], tf.float32)
-    assert core.dtype == tf.float32
-    for gradients in steps:
-        old = [tf.cast(weight, tf.float32) for weight in core.weights], [w.numpy() for w in wide.weights]
-        assert core.update_if_finite(gradients, RATE)
-        assert wide.update_if_finite([tf.cast(g, tf.float32) for g in gradients], RATE)
-        for weight, before, other, begin in zip(core.weights, old[0], wide.weights, old[1], strict=True):
-            np.testing.assert_allclose(tf.cast(weight, tf.float32) - before, other.numpy() - begin, atol=0.03)
-    for name, variable in core.variables.items():
-        np.testing.assert_allclose(variable, wide.variables[name], rtol=1e-6, err_msg=name)
-
-
 # Roots A^(-1/2) on four sides: the direction grows with the inverse cube of the gradient.
 STEEP = ShampooOptions(
     exponent_override=2, grafting={"initial_accumulator": 0.0}, roots={"early_growth": 0.0}
