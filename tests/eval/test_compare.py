@@ -69,15 +69,6 @@ def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log):
         assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
-def test_a_run_summed_in_another_order_does_not_differ(make_log):
-    log, merged = make_log(3, queries=300), ProgressiveMetrics()
-    for batch in log.batches(queries=7):
-        merged.merge(stream(batch))
-    table = compare(stream(log), merged)
-    np.testing.assert_allclose(table["difference"], 0, atol=1e-12)
-    assert not table["significant"].any() and same_examples(stream(log), merged)
-
-
 def test_without_an_interval_the_reason_is_given(make_log):
     log = make_log(6, queries=40)
     one_bucket = query_bucket(log.query_id) == query_bucket(log.query_id)[0]

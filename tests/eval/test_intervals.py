@@ -6,11 +6,7 @@ import pytest
 from scipy import special, stats
 from threadpoolctl import threadpool_limits
 
-from ctr.eval.intervals import (
-    Estimate,
-    difference,
-    student_t_quantile,
-)
+from ctr.eval.intervals import Estimate, difference, student_t_quantile
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS
 from jackknife import degrees_of

@@ -143,11 +143,7 @@ def row_history(rows, width, steps=30, seed=2):
 
 @pytest.mark.parametrize(
     ("jit", "changed"),
-    [
-        (False, {}),
-        (False, {"beta2": 0.9}),
-        pytest.param(True, {"decay_power": 1.0}, marks=pytest.mark.slow),
-    ],
+    [(False, {}), (False, {"beta2": 0.9}), pytest.param(True, {"decay_power": 1.0}, marks=pytest.mark.slow)],
 )
 def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed):
     options, start = AdafactorOptions(epsilon1=1e-4, **changed), np.random.default_rng(5).normal(size=(9, 4))

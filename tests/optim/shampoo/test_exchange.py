@@ -44,19 +44,6 @@ def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every):
         assert found == list(dict.fromkeys(step for step in expected if step is not None))
 
 
-def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for(monkeypatch):
-    # As steps that XLA compiles.
-    monkeypatch.setattr(optimizer, "in_xla", lambda: True)
-    core = make(precondition_frequency=4)
-    history = reference.drifting(SHAPES, 9)
-    for gradients in history:
-        core.update([tf.constant(g) for g in gradients], RATE)
-    assert exchange_due(core.options, core.step, core.exchanged.exchanged_at)
-    core.exchange()
-    assert not exchange_due(core.options, core.step, core.exchanged.exchanged_at)
-    assert status(core, "root_step").tolist() == [9] * 4
-
-
 def test_roots_that_are_not_there_count_as_identities_at_any_step(monkeypatch):
     """As after a warm start that took the step, but no statistics."""
     core = make(precondition_frequency=2, method="eigenvalue_corrected", roots=SYNCHRONOUS)

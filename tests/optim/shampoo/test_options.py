@@ -84,9 +84,7 @@ def test_what_is_wrong_in_a_group_is_reported_with_its_path(given, message):
 
 def test_a_change_leaves_all_else_as_it_is():
     options = ShampooOptions(
-        block_size=8,
-        grafting=LAMB(beta2=0.9, norm="block"),
-        roots=Roots(drift_bound=0.5, identity=True),
+        block_size=8, grafting=LAMB(beta2=0.9, norm="block"), roots=Roots(drift_bound=0.5, identity=True)
     )
     assert options.changed({}) == options
     found = options.changed({"grafting": {"epsilon": 0.5}, "roots": {"first": 1}})

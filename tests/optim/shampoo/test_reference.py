@@ -94,10 +94,7 @@ FAST = {
         "weight_decay": 0.1,
         "momentum": 0.9,
     },
-    "RMSprop, heavy ball": {
-        "grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3},
-        "momentum": 0.9,
-    },
+    "RMSprop, heavy ball": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3}, "momentum": 0.9},
     "LARS, phase": {
         "grafting": {"kind": "lars"},
         "roots": {"phase": 1, "identity": True} | SYNCHRONOUS,

@@ -23,8 +23,7 @@ def at_once(**changed):
 
 
 @pytest.mark.parametrize(
-    ("start", "shares"),
-    [(None, {1: 0, 10**9: 0}), (0, {1: 1}), (25, {1: 0, 24: 0, 25: 1, 26: 1})],
+    ("start", "shares"), [(None, {1: 0, 10**9: 0}), (0, {1: 1}), (25, {1: 0, 24: 0, 25: 1, 26: 1})]
 )
 def test_shampoos_share_by_step(start, shares):
     options = reference.options(start_preconditioning_step=start)
