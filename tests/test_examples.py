@@ -38,9 +38,8 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
     # All have learned; the run that went on by both losses is no worse than the run.
     assert losses["ranking"] < 0.96 * base and losses["carried"] < 0.94 * base
     assert losses["continued"] < losses["carried"] + 0.001
-    evaluated = fresh_python(
-        *("-m", "ctr", "evaluate", tmp_path / "bridge" / "continued.parquet", "--json"), cwd=root
-    )
+    table = tmp_path / "bridge" / "continued.parquet"
+    evaluated = fresh_python("-m", "ctr", "evaluate", table, "--json", cwd=root)
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
 
 
@@ -141,9 +140,8 @@ def test_excess_losses_are_divergences_from_the_truth(root, tmp_path):
     tool = runpy.run_path(str(root / "examples" / "tools" / "treatments.py"))
     (tmp_path / "predictions").mkdir()
     part = tmp_path / "predictions" / f"{3:020d}.parquet"
-    pq.write_table(
-        pa.table({"example_id": [3, 1, 2], "logit": pa.array([0.0, 0.0, -2.0], pa.float32())}), part
-    )
+    table = pa.table({"example_id": [3, 1, 2], "logit": pa.array([0.0, 0.0, -2.0], pa.float32())})
+    pq.write_table(table, part)
     rows = pd.DataFrame({"probability": [0.5, 0.5, 0.2], "query_key": [7, 7, 8]}, index=[1, 2, 3])
     found = tool["with_losses"](rows, tmp_path)
     by_hand = [0.0, np.log(np.cosh(1.0)), 0.2 * np.log(0.4) + 0.8 * np.log(1.6)]

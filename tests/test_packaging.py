@@ -213,9 +213,8 @@ def test_editable_install_runs(copy_checkout, fresh_python, tmp_path):
     assert "Usage: ctr" in fresh_python("--help", cwd=tmp_path, python=home / "bin" / "ctr").stdout
 
     (tree / "eval" / "added_later.py").write_text("SEEN = True\n")
-    fresh_python(
-        "-c", "from ctr.eval import added_later; assert added_later.SEEN", cwd=tmp_path, python=python
-    )
+    code = "from ctr.eval import added_later; assert added_later.SEEN"
+    fresh_python("-c", code, cwd=tmp_path, python=python)
 
 
 def test_the_oldest_environment_is_that_of_the_lowest_tensorflow_allowed(root):

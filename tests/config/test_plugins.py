@@ -231,9 +231,7 @@ def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
     features = [{"name": "x", "kind": "category", "source": "y", "buckets": 5}]
     schema = parse_model(Schema, {"features": features, "derive": {"y": {"from": "z"}}}, "schema")
     rule = schema.derive["y"].model_copy(update={"plugin": {"unlike": Unlike()}})
-    with pytest.raises(
-        InputError, match=r"derive.y: the plug-in unlike makes 'Ä' of 'ä' at ingestion and 'ä' in"
-    ):
+    with pytest.raises(InputError, match=r"derive.y: the plug-in unlike makes 'Ä' of 'ä' at ingestion"):
         check_rules(schema.model_copy(update={"derive": {"y": rule}}))
 
 

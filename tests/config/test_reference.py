@@ -121,18 +121,14 @@ def test_how_keys_are_shown_found_and_refused():
 def test_ctr_config_prints_a_table_and_json(capsys):
     assert main(["config", "model.crosses"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        f"model.crosses.{key}:" for key in ("layers", "rank", "ramp")
-    ]
+    assert [line.split()[0].rpartition(".")[2] for line in lines[1:]] == ["layers:", "rank:", "ramp:"]
     assert main(["config", "joins", "--kind", "mapping", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["kind"] == "mapping"
     key = {"key": "joins[].file", "required": True, "allowed": "text, at least 1 characters"}
     assert printed["keys"][1].items() >= key.items()
     assert main(["config", "modle.crosses"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "error: ctr config --kind train: no key modle.crosses; did you mean model.crosses"
-    )
+    assert "no key modle.crosses; did you mean model.crosses" in capsys.readouterr().err
 
 
 def test_every_environment_variable_is_documented(root):

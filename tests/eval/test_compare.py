@@ -77,9 +77,7 @@ def test_without_an_interval_the_reason_is_given(make_log):
     assert table[["ci95_low", "ci95_high"]].isna().all(axis=None)
     assert table["difference"].notna().any() and not table["significant"].any()
     defined = table["difference"].notna()
-    assert (
-        table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are required").all()
-    )
+    assert table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are").all()
     assert not compare(stream(make_log(7)), stream(make_log(7), 0.5))["no_interval"].any()
     table = compare(ProgressiveMetrics(), ProgressiveMetrics())
     assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)

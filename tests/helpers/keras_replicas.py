@@ -139,19 +139,12 @@ def _restored(path: Path, fresh: Callable[[], Any]) -> Any:
     return model
 
 
-def _with_weights(path: Path, fresh: Callable[[], Any]) -> Any:
-    model = fresh()
-    model.load_weights(f"{path}.weights.h5")
-    return model
-
-
 WAYS: dict[str, tuple[Callable[[Path, Any], Any], Callable[[Path, Callable[[], Any]], Any]]] = {
     "checkpoint": (lambda path, model: _checkpoint(model).write(str(path)), _restored),
     "keras": (
         lambda path, model: model.save(f"{path}.keras"),
         lambda path, _: tf.keras.models.load_model(f"{path}.keras"),
     ),
-    "weights": (lambda path, model: model.save_weights(f"{path}.weights.h5"), _with_weights),
 }
 """How training is saved, and gone on with."""
 
@@ -214,10 +207,6 @@ def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
         model = make(strategy, "averages")
         advance(strategy, model, 0, STEPS, eager=True)
         made["averages|eager"] = state(strategy, model)
-        if not IS_KERAS_3:
-            # A SavedModel can be written and read, too.
-            model.save(str(Path(saves, "saved_model")))
-            tf.keras.models.load_model(str(Path(saves, "saved_model")))
         trials: dict[str, Callable[[], Any]] = {
             "jit_compile": lambda: fitted(strategy, "clipped", jit_compile=True),
             "elsewhere": lambda: advance(strategy, make(tf.distribute.get_strategy(), "clipped"), 0, 1),

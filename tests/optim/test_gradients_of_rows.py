@@ -130,9 +130,8 @@ def test_dense_gradients_and_rows_train_in_the_same_way(mode):
 def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_table):
     weight = tf.Variable(tf.zeros([4, 2], dtype))
     core = ShampooCore(ShampooOptions(start_preconditioning_step=None), [weight], [0] if is_table else [])
-    gradient = tf.IndexedSlices(
-        tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
-    )
+    values = tf.fill([4096, 2], tf.constant(value, dtype))
+    gradient = tf.IndexedSlices(values, tf.zeros([4096], tf.int32), tf.constant([4, 2]))
     assert bool(core.update_if_finite([gradient], RATE))
     np.testing.assert_allclose(core.variables["tensor0/accumulator"][0], (4096 * value) ** 2, rtol=1e-6)
     np.testing.assert_allclose(tf.cast(weight, tf.float32), [[-RATE] * 2, *[[0.0] * 2] * 3], rtol=1e-3)

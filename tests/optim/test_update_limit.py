@@ -38,9 +38,8 @@ numbers = st.one_of(st.just(0.0), st.floats(1e-9, 1e6), st.floats(-1e6, -1e-9))
 def test_it_is_the_largest_multiple_within_the_limit(pairs, relative, absolute):
     weight, update = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
     found = limit_update(tf.constant(weight), tf.constant(update), relative, absolute).numpy()
-    np.testing.assert_allclose(
-        found, update * factor_by_hand(weight, update, relative, absolute), rtol=1e-12, atol=0
-    )
+    factor = factor_by_hand(weight, update, relative, absolute)
+    np.testing.assert_allclose(found, update * factor, rtol=1e-12, atol=0)
     assert (np.abs(found) <= (relative * np.abs(weight) + absolute) * (1 + 1e-12)).all()
 
 

@@ -117,16 +117,14 @@ def test_a_masked_network_is_the_smaller_one(kind, data):
     of_features, kept = masks_of(candidate, shape, LAYOUTS), columns_of(candidate)
     of_columns = [of_features[f"features/{layout.name}"][:, :-1].ravel() for layout in LAYOUTS]
     np.testing.assert_array_equal(np.concatenate(of_columns), kept)
-    largest = made(
-        Experts(names, shape), {tower: part.stop - (part.start or 0) for tower, part in parts.items()}
-    )
+    widths = {tower: part.stop - (part.start or 0) for tower, part in parts.items()}
+    largest = made(Experts(names, shape), widths)
     own = [kept[part] for part in parts.values()]
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, *own)
     plain = architecture(kind, candidate)
     shapes = {name: np.shape(one) for name, one in weights.items() if not name.startswith("experts/")}
-    assert (
-        weight_shapes(plain, {tower: int(one.sum()) for tower, one in zip(parts, own, strict=True)}) == shapes
-    )
+    columns = {tower: int(one.sum()) for tower, one in zip(parts, own, strict=True)}
+    assert weight_shapes(plain, columns) == shapes
     # From one mask to the next; a table's masks leave zeros for columns that are not kept.
     masked_part = MaskedPart(masks_of(LARGEST, shape, LAYOUTS))
     masked_part.set_to(masked_part.packed(of_features))

@@ -212,9 +212,8 @@ def test_nothing_but_what_predicts_is_in_it(case, exported):
     saved = saved_variables(folder)
     dense = {name: weight for name, weight in state.weights.items() if name != "rank_head"}
     assert len(dense) == len(state.dense) - 1
-    assert sorted(one.shape for one in saved) == sorted(
-        tuple(weight.shape) for weight in [*state.tables.weights, *dense.values()]
-    )
+    weights = [*state.tables.weights, *dense.values()]
+    assert sorted(one.shape for one in saved) == sorted(tuple(weight.shape) for weight in weights)
     assert {one.dtype.name for one in saved} == {"float32", "bfloat16"}
     assert {one.dtype for one in saved_variables(exported("plain"))} == {np.dtype(np.float32)}
     # No server has XLA for it, or Python.
@@ -289,9 +288,8 @@ class TestPublishing:
     def test_a_version_that_is_there_stays_and_no_other_model_takes_its_name(self, case, copied, tmp_path):
         target = copied("logistic")
         before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
-        with pytest.raises(
-            InputError, match=r"123: this version already exists and belongs to another model \(config"
-        ):
+        words = r"123: this version already exists and belongs to another model \(config"
+        with pytest.raises(InputError, match=words):
             export.publish(case().snapshot, tmp_path)
         # Nor one of the same run that learned otherwise.
         snapshot = case("logistic").snapshot

@@ -85,9 +85,8 @@ def test_bias_and_variance_of_slices_are_those_of_their_rows(system, rows, drawn
     significant = []
     for key, (table, inside) in wanted.items():
         ours, theirs = ([bias(table, name, seed, inside) for seed in SEEDS] for name in ("bound", "base"))
-        assert result("slice_weight", "bound", slice=key) == pytest.approx(
-            table["metric_weight"][inside].sum()
-        )
+        weight = table["metric_weight"][inside].sum()
+        assert result("slice_weight", "bound", slice=key) == pytest.approx(weight)
         assert result("bias", "bound", slice=key) == pytest.approx(np.mean(ours), abs=1e-12)
         assert result("reference_bias", "bound", slice=key) == pytest.approx(np.mean(theirs), abs=1e-12)
         by_seed = [100 * (abs(a) / abs(b) - 1) for a, b in zip(ours, theirs, strict=True)]
@@ -151,6 +150,5 @@ def test_families_with_other_slices_are_not_compared(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
     (copy / "plan.json").write_text(json.dumps(plan))
-    assert {key.split("/")[0] for key in message(copy)[1].numbers.by("slice", "bias", arm="bound")} == {
-        "apart"
-    }
+    found = message(copy)[1].numbers.by("slice", "bias", arm="bound")
+    assert {key.split("/")[0] for key in found} == {"apart"}

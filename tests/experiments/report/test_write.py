@@ -130,11 +130,8 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
     text, result = message(copy)
     for name in noise:
         metric, rounding = "retrain_difference", {"slice": "rounding"}
-        assert list(result.numbers.by("slice", "retrain_pairs_planned", arm=name)) == [
-            "rounding",
-            "order",
-            "seed",
-        ]
+        kinds = [*result.numbers.by("slice", "retrain_pairs_planned", arm=name)]
+        assert kinds == ["rounding", "order", "seed"]
         assert result.by_seed(metric, name, **rounding) == pytest.approx(expected[name], rel=1e-6)
         values = np.array([*expected[name].values()])
         assert result(metric, name, **rounding) == pytest.approx(values.mean(), rel=1e-6)
@@ -149,9 +146,8 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
         spread = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
         assert (high - low) / 2 >= 4.302653 * spread * (1 - 1e-6)
     means = [np.mean([*expected[name].values()]) for name in ("dcn", "base")]
-    assert result("retrain_difference_ratio", "dcn", slice="rounding") == pytest.approx(
-        means[0] / means[1], rel=1e-6
-    )
+    ratio = result("retrain_difference_ratio", "dcn", slice="rounding")
+    assert ratio == pytest.approx(means[0] / means[1], rel=1e-6)
     assert not result.numbers.by("slice", "retrain_pairs_planned", arm="optimizer")
     # One that did not finish is left out, and counted.
     (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
@@ -216,9 +212,8 @@ def test_calibration_is_that_of_all_seeds_together(experiment):
     label = sum((table["metric_weight"] * table["label"]).sum() for table in tables)
     result = result_of(experiment)
     deciles = [f"decile {decile}" for decile in range(1, 11)]
-    weights, labels = (
-        [result(key, "dcn", slice=decile) for decile in deciles] for key in ("weight", "mean_label")
-    )
+    weights = [result("weight", "dcn", slice=decile) for decile in deciles]
+    labels = [result("mean_label", "dcn", slice=decile) for decile in deciles]
     assert sum(weights) == pytest.approx(weight)
     assert np.dot(weights, labels) == pytest.approx(label)
 

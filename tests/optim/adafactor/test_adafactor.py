@@ -154,10 +154,8 @@ def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed
         # Of repeated rows the gradients are summed, and a row without a gradient is not touched.
         repeated = np.concatenate([gradient / 2, gradient / 2, np.zeros((1, 4))])
         indices = np.concatenate([ids, ids, [8]])
-        update(
-            [tf.IndexedSlices(tf.constant(repeated), tf.constant(indices), tf.constant([9, 4]))],
-            tf.constant(RATE, tf.float64),
-        )
+        slices = tf.IndexedSlices(tf.constant(repeated), tf.constant(indices), tf.constant([9, 4]))
+        update([slices], tf.constant(RATE, tf.float64))
     expected = replay_rows(options, start, history, RATE)
     np.testing.assert_allclose(core.weights[0].numpy(), expected, rtol=1e-9, atol=1e-12)
 

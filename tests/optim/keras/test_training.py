@@ -257,10 +257,8 @@ def test_all_of_the_family_compile_learn_and_resume_to_the_bit(api, name, tmp_pa
 
 def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path):
     model = compiled(api, api.optim.Shampoo(0.02, **quick()))
-    callbacks = [
-        api.optim.ShampooCallback(),
-        api.keras.callbacks.TensorBoard(str(tmp_path / "keras"), write_graph=False),
-    ]
+    tensorboard = api.keras.callbacks.TensorBoard(str(tmp_path / "keras"), write_graph=False)
+    callbacks = [api.optim.ShampooCallback(), tensorboard]
     history = fit(model, 8, callbacks)
     report, timing = model.optimizer.core.report(), model.optimizer.core.timing()
     assert {name: history[f"shampoo/{name}"] for name in report} == {n: [v] for n, v in report.items()}

@@ -122,6 +122,5 @@ def test_copies_learn_each_by_itself():
         step(made, [0, 1, 2, 3], np.tile(gradient, times), [0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1])
     np.testing.assert_array_equal(double.numpy(), np.tile(single.numpy(), 2))
     for name in ("prior_precision/t", "forgetting/t", *ROW_STATE):
-        np.testing.assert_array_equal(
-            two.variables[name].numpy(), np.tile(one.variables[name].numpy(), 2), err_msg=name
-        )
+        expected = np.tile(one.variables[name].numpy(), 2)
+        np.testing.assert_array_equal(two.variables[name].numpy(), expected, err_msg=name)

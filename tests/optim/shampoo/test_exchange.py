@@ -87,9 +87,7 @@ def test_roots_of_the_device_are_those_of_the_host():
 
 def test_the_device_refuses_what_it_cannot_compute_and_says_what_to_do():
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
-    with pytest.raises(
-        ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
-    ):
+    with pytest.raises(ValueError, match=r"^method eigenvalue_corrected requires .*ShampooCallback"):
         make(method="eigenvalue_corrected").update(gradients, RATE, on_device=True)
     make(exponent_override=49).update(gradients, RATE, on_device=True)
 

@@ -10,10 +10,8 @@ import pytest
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, RMSprop
 from ctr.optim.shampoo.options import Blocking, Roots, ShampooOptions
 
-SIZE, SHARE = (
-    r"(a valid integer|(greater|less) than or equal to \d+)",
-    "(a (valid|finite) number|(greater|less) than .*)",
-)
+SIZE = r"(a valid integer|(greater|less) than or equal to \d+)"
+SHARE = "(a (valid|finite) number|(greater|less) than .*)"
 # Of each kind of option one: what is allowed at its ends, what is not beside them, and how that is said.
 KINDS = [
     (ShampooOptions, "block_size", [1, 65536], [0, 65537, 8.0, "7", True, None], SIZE),
@@ -60,17 +58,11 @@ def test_groups_may_be_given_as_mappings_and_as_kinds(given, expected):
     ("given", "message"),
     [
         ({"method": "soap"}, "method is 'soap'; allowed: 'shampoo', 'diagonal' or 'eigenvalue_corrected'"),
-        (
-            {"grafting": "adamw"},
-            "grafting: 'adamw' is no optimizer; allowed: adagrad, sgd, rmsprop, adam, lars, lamb$",
-        ),
+        ({"grafting": "adamw"}, "grafting: 'adamw' is no optimizer; allowed: adagrad, sgd, rmsprop, adam, "),
         ({"roots": {"dampin": "none"}}, "unknown option roots.dampin; did you mean damping"),
         ({"roots": 3}, "roots is 3; allowed: "),
         # Of another kind.
-        (
-            {"grafting": {"beta2": 0.9}},
-            "unknown option grafting.adagrad.beta2; allowed: epsilon, initial_acc",
-        ),
+        ({"grafting": {"beta2": 0.9}}, "unknown option grafting.adagrad.beta2; allowed: epsilon"),
         ({"blocksize": 8}, "ShampooOptions has no option 'blocksize'; did you mean block_size"),
         # Of several a line, too.
         ({"block_size": "a", "beta1": 3}, "beta1 is 3; allowed: less than 1; block_size is 'a'; allowed: a "),

@@ -10,9 +10,8 @@ from ctr.optim.shampoo.host import COUNTERS, STATUS
 
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
-    core = reference.make_core(
-        reference.options(rows="one_sided"), [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))], tables=[3]
-    )
+    start = [np.zeros(shape) for shape in ((5, 3), (3,), (4, 4), (6, 2))]
+    core = reference.make_core(reference.options(rows="one_sided"), start, tables=[3])
     assert core.layout.matrix_tensors.tolist() == [0, 0, 0, 0, 2, 2, 3]
     assert not any(value for name, value in core.report().items() if name != "layers")
     assert core.spectra() == {}
@@ -56,9 +55,8 @@ def test_a_report_by_hand():
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
     shapes = [(8, 4), (4, 3), (5,)]
-    core = reference.make_core(
-        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
-    )
+    options = reference.options(precondition_frequency=4, **changed)
+    core = reference.make_core(options, reference.initial(shapes))
     history = reference.drifting(shapes, 9)
     reference.train(core, history, 0.125)
     # Exchanges at 3 and 7; without waiting, those of 7 come into use at 11.
@@ -114,9 +112,8 @@ def test_roots_of_the_device_have_no_spectra():
 
 def rows_of(text):
     """Cells of each line by tensor."""
-    return {
-        line.split("  ")[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in text.split("\n")
-    }
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.split("\n")]
+    return {own[0]: own for own in cells if own}
 
 
 def size(cell):
