@@ -81,13 +81,8 @@ def test_a_pod_is_the_worker_of_its_index(place, kubernetes):
         assert read_cluster(environment) == Cluster(index, names)
 
 
-SLURM = {
-    "SLURM_JOB_NODELIST": "node[1-2]",
-    "SLURM_JOB_ID": "123456",
-    "SLURM_CPUS_PER_TASK": "16",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "TASKS": "2",
-}
+SLURM = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "16"}
+SLURM |= {"SLURM_NTASKS_PER_NODE": "1", "TASKS": "2"}
 
 
 def slurm(place: Path, root: Path, statuses: tuple[int, ...] = (), **more: str) -> int:

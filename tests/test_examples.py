@@ -59,12 +59,10 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root):
     pod = job["spec"]["template"]
     containers = {one["name"]: one for one in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]}
     commands = {words[0]: command for words, command in all_commands() if words}
-    taken = {
-        name: SimpleNamespace(
-            command=one["args"][0], **commands[one["args"][0]].make_context("", one["args"][1:]).params
-        )
-        for name, one in containers.items()
-    }
+    taken = {}
+    for name, (command, *arguments) in ((name, one["args"]) for name, one in containers.items()):
+        params = commands[command].make_context("", arguments).params
+        taken[name] = SimpleNamespace(command=command, **params)
     train = taken.pop("train")
     assert train.command == "train" and "--log-format=json" in containers["train"]["args"]
     # What it reads is copied before, and what it writes, beside it and at the end, to where the next pod finds it.

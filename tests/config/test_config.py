@@ -99,11 +99,12 @@ def test_settings_reach_every_depth_the_last_one_wins_and_a_malformed_one_is_nam
     assert (config.batch.rows, config.metrics.slices) == (64, ("a", "b"))
     # The original stays as it was.
     assert content == {"seed": 4, "model": {"prior": 0.1}, "batch": None}
-    for setting, words in (
-        ("model..prior=1", "key.path=value"),
-        ("seed.deep=1", "seed is a value, not a group of keys"),
-        ("seed=[1", "not YAML"),
-    ):
+    malformed = {
+        "model..prior=1": "key.path=value",
+        "seed.deep=1": "seed is a value, not a",
+        "seed=[1": "not YAML",
+    }
+    for setting, words in malformed.items():
         with pytest.raises(InputError, match=f"^--set {re.escape(setting)}: .*{words}") as caught:
             apply_settings({"seed": 1}, [setting])
         assert "\n" not in str(caught.value)

@@ -1,7 +1,5 @@
 """The step under masks: what is masked does not move, and what is not moves as in the smaller network."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,11 +17,7 @@ from ctr.training.state import TrainState
 from sliced_models import sliced
 from small_runs import SCHEMA, draw_examples
 
-MODEL: dict[str, Any] = {
-    "crosses": {"layers": 2, "rank": 3},
-    "deep": {"units": [6, 5], "activation": "smelu"},
-    "init_scale": 0.5,
-}
+MODEL = {"crosses": {"layers": 2, "rank": 3}, "deep": {"units": [6, 5], "activation": "smelu"}}
 RAMPS = dict.fromkeys(("alpha2", *TERMS), 1.0)
 STEPS = 3
 CANDIDATE = Shape(
@@ -32,12 +26,9 @@ CANDIDATE = Shape(
 LARGEST = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())
 
 
-def make_config(linear_rule: str = "auto", **model: Any) -> TrainConfig:
-    content = {
-        "model": {**MODEL, **model},
-        "optimizer": {"embeddings": {"linear_rule": linear_rule}},
-        "compute_dtype": "float32",
-    }
+def make_config(linear_rule: str = "auto") -> TrainConfig:
+    optimizer = {"embeddings": {"linear_rule": linear_rule}}
+    content = {"model": {**MODEL, "init_scale": 0.5}, "optimizer": optimizer, "compute_dtype": "float32"}
     return parse_model(TrainConfig, content, "test")
 
 

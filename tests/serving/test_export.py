@@ -40,31 +40,17 @@ from model_cases import (
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 # Each kind of layer, head, ensemble and factor is in a case, and each set of experts; those of soak differ from another
 # one in their rounding or in one part alone.
-SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
-AGREEING = [
-    ("all experts", "float32"),
-    *(
-        pytest.param(model, dtype, marks=SLOW)
-        for model, dtype in (
-            ("attention", "float32"),
-            ("factorized", "float32"),
-            ("growing", "float32"),
-            ("labeled", "float32"),
-            ("numbers by tower", "float32"),
-            ("ensemble", "float32"),
-            ("linear and network", "bfloat16"),
-        )
-    ),
-    *(
-        pytest.param(model, dtype, marks=SOAK)
-        for model, dtype in (
-            ("factorized beside others", "bfloat16"),
-            ("factorized ensemble", "bfloat16"),
-            ("linear and pairs", "float32"),
-            ("logistic", "float32"),
-            ("wide", "bfloat16"),
-        )
-    ),
+OTHERS = {
+    ("slow", "float32"): ("attention", "factorized", "growing", "labeled", "numbers by tower", "ensemble"),
+    ("slow", "bfloat16"): ("linear and network",),
+    ("soak", "float32"): ("linear and pairs", "logistic"),
+    ("soak", "bfloat16"): ("factorized beside others", "factorized ensemble", "wide"),
+}
+AGREEING = [("all experts", "float32")]
+AGREEING += [
+    pytest.param(one, dtype, marks=getattr(pytest.mark, mark))
+    for (mark, dtype), models in OTHERS.items()
+    for one in models
 ]
 
 

@@ -35,12 +35,8 @@ MAPPING = {
     ],
 }
 SMALL = {"deep": {"units": [8]}, "crosses": {"layers": 1, "rank": 2}}
-CONFIG = {
-    "batch": {"rows": 300},
-    "model": SMALL,
-    "checkpoint": {"every_examples": 1, "keep": 99},
-    "compute_dtype": "float32",
-}
+CONFIG = {"batch": {"rows": 300}, "model": SMALL, "compute_dtype": "float32"}
+CONFIG |= {"checkpoint": {"every_examples": 1, "keep": 99}}
 
 
 def draw_pages() -> pd.DataFrame:

@@ -35,13 +35,8 @@ def section(*runs: Path):
 
 
 def test_only_what_differs_from_0_has_a_number_and_the_words_name_those_used_most(rows, tmp_path):
-    means = {
-        "shared/noise": 0.0,
-        "shared/user": 0.05,
-        "shuffled/price": 0.01,
-        "shared/ad": 0.03,
-        "shared/bad": -0.01,
-    }
+    means = {"shared/noise": 0.0, "shared/user": 0.05, "shuffled/price": 0.01}
+    means |= {"shared/ad": 0.03, "shared/bad": -0.01}
     context, features = section(measured_run(tmp_path / "run", rows, means))
     found = rows_of(tables_of(features)[0])
     assert list(found) == ["user", "ad", "price", "bad", "noise", "position"]

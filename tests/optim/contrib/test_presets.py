@@ -119,14 +119,8 @@ class FfLayer:
 
 
 # PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2).
-PT = {
-    "lr": RATE,
-    "betas": (0.9, 1.0),
-    "epsilon": 1e-12,
-    "graft": ("adagrad", 1.0, 1e-10),
-    "max_preconditioner_dim": BLOCK,
-    "precondition_frequency": EVERY,
-}
+PT = {"lr": RATE, "betas": (0.9, 1.0), "epsilon": 1e-12, "graft": ("adagrad", 1.0, 1e-10)}
+PT |= {"max_preconditioner_dim": BLOCK, "precondition_frequency": EVERY}
 
 
 def small(name, **changes):

@@ -39,14 +39,8 @@ def by_fit(api):
 
 
 # Keras 2 has no `apply`.
-LOOPS = [
-    ("graph", "apply_gradients"),
-    *(
-        [("graph", "apply"), ("eager", "apply without variables")]
-        if IS_KERAS_3
-        else [("eager", "apply_gradients")]
-    ),
-]
+LOOPS = [("graph", "apply_gradients"), *([] if IS_KERAS_3 else [("eager", "apply_gradients")])]
+LOOPS += [("graph", "apply"), ("eager", "apply without variables")] if IS_KERAS_3 else []
 
 
 @pytest.mark.parametrize(("wrap", "way"), LOOPS, ids=lambda part: str(part).replace(" ", "_"))
@@ -218,17 +212,10 @@ def test_training_that_is_saved_in_any_way_goes_on_to_the_same_bits(api, tmp_pat
 
 # The family.
 
+DIAGONALS = quick(method="diagonal", blocking={"max_dimension": 4, "vectors": True})
 FAMILY = {
     "SOAP": ("Soap", quick()),
-    "diagonals and vectors": (
-        "Shampoo",
-        quick(
-            method="diagonal",
-            blocking={"max_dimension": 4, "vectors": True},
-            limits={"absolute": 0.5},
-            rows="one_sided",
-        ),
-    ),
+    "diagonals and vectors": ("Shampoo", DIAGONALS | {"limits": {"absolute": 0.5}, "rows": "one_sided"}),
     "Adafactor": ("Adafactor", {"beta1": 0.5}),
 }
 

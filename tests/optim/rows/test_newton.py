@@ -101,15 +101,8 @@ def optimizer(table, features=2, copies=1):
 
 def step(made, rows, gradient, curvature, groups):
     rows = tf.constant(rows)
-    given_rows = tf.gather(made.tables["t"], rows)
-    one = RowGradient(
-        rows,
-        given_rows,
-        made.read([rows])[0],
-        tf.constant(gradient, tf.float32),
-        tf.constant(curvature, tf.float32),
-        tf.constant(groups),
-    )
+    before = tf.gather(made.tables["t"], rows), made.read([rows])[0]
+    one = RowGradient(rows, *before, *constants(gradient, curvature), tf.constant(groups))
     made.update([one], tf.constant(1.0))
 
 
