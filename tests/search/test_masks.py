@@ -91,11 +91,6 @@ def columns_of(candidate: Shape) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def inputs() -> np.ndarray:
-    """e_0, [B, 8]."""
-    return np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
-
-
 def prediction(experts: Experts, weights, columns: dict[str, np.ndarray]) -> np.ndarray:
     rng = np.random.default_rng(2)
     given = {
@@ -128,7 +123,7 @@ def test_a_masked_network_is_the_smaller_one(kind, data):
     # From one mask to the next; a table's masks leave zeros for columns that are not kept.
     masked_part = MaskedPart(masks_of(LARGEST, shape, LAYOUTS))
     masked_part.set_to(masked_part.packed(of_features))
-    e0 = inputs()
+    e0 = np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
     found = prediction(
         Experts(names, shape),
         dict(masked_part.weights(largest)),

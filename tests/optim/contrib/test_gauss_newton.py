@@ -21,11 +21,6 @@ def make():
     return model
 
 
-def batches(count):
-    rng = np.random.default_rng(0)
-    return [(rng.normal(size=(ROWS, 5)), rng.integers(0, 3, ROWS)) for _ in range(count)]
-
-
 def softmax(logits):
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
@@ -90,7 +85,8 @@ def kronecker(gradient, a, b):
 
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "kfac", "kflr", "kfra"])
 def test_steps_are_those_of_the_papers_rule(curvature):
-    model, history = make(), batches(3)
+    model, rng = make(), np.random.default_rng(0)
+    history = [(rng.normal(size=(ROWS, 5)), rng.integers(0, 3, ROWS)) for _ in range(3)]
     start = [weight.numpy() for weight in model.trainable_weights]
 
     def drawing(step):

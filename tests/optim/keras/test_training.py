@@ -39,8 +39,8 @@ def by_fit(api):
 
 
 # Keras 2 has no `apply`.
-LOOPS = [("graph", "apply_gradients"), *([] if IS_KERAS_3 else [("eager", "apply_gradients")])]
-LOOPS += [("graph", "apply"), ("eager", "apply without variables")] if IS_KERAS_3 else []
+OF_KERAS_3 = [("graph", "apply"), ("eager", "apply without variables")]
+LOOPS = [("graph", "apply_gradients"), *(OF_KERAS_3 if IS_KERAS_3 else [("eager", "apply_gradients")])]
 
 
 @pytest.mark.parametrize(("wrap", "way"), LOOPS, ids=lambda part: str(part).replace(" ", "_"))
