@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import ctr
 from locked import versions
 
 ROOMS = ("eval", "models", "optim", "pipelines")
@@ -138,12 +137,6 @@ assert losses[-1] < losses[0], losses
 @pytest.mark.slow
 def test_the_optimizer_runs_without_the_extra(fresh_python, tmp_path, root):
     fresh_python("-c", OPTIMIZER_ALONE, root / "pyproject.toml", cwd=tmp_path, path=root)
-
-
-def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
-    headings = re.findall(r"^## \[(.+)\] - (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0][0] == ctr.__version__
-    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
 
 
 @pytest.mark.slow

@@ -68,15 +68,12 @@ def test_changes_are_those_of_the_predictions(experiment, context, name, referen
         assert result(f"{metric}_change_percent", name) == pytest.approx(change, abs=1e-9)
         by_seed = result.by_seed(f"{metric}_difference", name)
         assert list(by_seed) == ["1", "2", "3"] and list(by_seed.values()) == pytest.approx(own, abs=1e-12)
-        assert list(result.by_seed(f"{metric}_change_percent", name).values()) == pytest.approx(
-            percent, abs=1e-9
-        )
+        changes = result.by_seed(f"{metric}_change_percent", name)
+        assert list(changes.values()) == pytest.approx(percent, abs=1e-9)
         if metric == "per_query_auc":
-            table = rows_of(tables_of(section_of(context, ACCURACY))[0])
-            spread = table[name]["by seed ± sd"]
-            assert spread.startswith(f"{percent.min():+.2f}..") and spread.endswith(
-                f"± {percent.std(ddof=1):.2f}"
-            )
+            spread = rows_of(tables_of(section_of(context, ACCURACY))[0])[name]["by seed ± sd"]
+            assert spread.startswith(f"{percent.min():+.2f}..")
+            assert spread.endswith(f"± {percent.std(ddof=1):.2f}")
 
 
 def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):

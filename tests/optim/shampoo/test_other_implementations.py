@@ -1,6 +1,5 @@
 """Options take the steps of other implementations' settings, replayed in these' own order of work."""
 
-import numpy as np
 import pytest
 
 import shampoo_reference as reference
@@ -91,13 +90,11 @@ JAX = {
 
 def with_gaps(history):
     """Gradients that are missing in some steps: each at its first exchange, the last ones for long."""
-    return [
-        [
-            None if t % 7 == i or t in (3 + i, 16 - i) or (i == 4 and t < 9) else gradient
-            for i, gradient in enumerate(gradients)
-        ]
-        for t, gradients in enumerate(history, 1)
-    ]
+    for t, gradients in enumerate(history, 1):
+        for i in range(len(gradients)):
+            if t % 7 == i or t in (3 + i, 16 - i) or (i == 4 and t < 9):
+                gradients[i] = None
+    return history
 
 
 def without_some(history):
@@ -114,9 +111,7 @@ def compare(options, rate, replay, given, change):
     history = change(history)
     core = reference.make_core(options, start)
     found = reference.train(core, history, rate)
-    for weights, others in zip(found, replay(given, start, history), strict=True):
-        for weight, other in zip(weights, others, strict=True):
-            np.testing.assert_allclose(weight, other, rtol=1e-8, atol=1e-8)
+    assert reference.gap(found, replay(given, start, history), start) < 1e-8
     assert not core.report()["failed"]
 
 

@@ -140,11 +140,12 @@ def test_a_step_that_xla_compiles_has_its_roots_one_step_later():
     def step(gradients, rate):
         core.update(gradients, rate)
 
-    for gradients, rate, weights in zip(history(False), RATES, expected, strict=True):
+    found = []
+    for gradients, rate in zip(history(False), RATES, strict=True):
         step([tf.constant(gradient) for gradient in gradients], tf.constant(rate))
         core.exchange()
-        for weight, other in zip(core.weights, weights, strict=True):
-            np.testing.assert_allclose(weight.numpy(), other, rtol=0, atol=1e-8)
+        found.append([weight.numpy() for weight in core.weights])
+    assert gap(found, expected, start) < 1e-8
 
 
 @pytest.mark.slow
