@@ -87,9 +87,8 @@ def anchor(heading: str) -> str:
 
 def test_every_link_leads_somewhere():
     pages = {path: CODE.sub("", path.read_text()) for path in (*ROOT.glob("*.md"), *PAGES[1:])}
-    anchors = {
-        path: {anchor(one) for one in re.findall(r"^#+ (.*)$", text, re.M)} for path, text in pages.items()
-    }
+    headings = {path: re.findall(r"^#+ (.*)$", text, re.M) for path, text in pages.items()}
+    anchors = {path: set(map(anchor, own)) for path, own in headings.items()}
     checked, dead = 0, []
     for path, text in pages.items():
         for link in LINK.findall(text):

@@ -101,9 +101,8 @@ ALLOWED = {
 def test_how_keys_are_shown_found_and_refused():
     rows = {row["key"]: row["allowed"] for row in key_rows(TrainConfig)}
     assert {key: rows[key] for key in ALLOWED} == ALLOWED
-    shown = [
-        " ".join(line.split()) for line in key_table(key_rows(TrainConfig, "model.crosses")).splitlines()
-    ]
+    table = key_table(key_rows(TrainConfig, "model.crosses"))
+    shown = [" ".join(line.split()) for line in table.splitlines()]
     assert shown[0] == "model.crosses The crosses of DCNv2 (FF 4.3). [group]"
     assert shown[1].startswith("model.crosses.layers: 2 The number of crosses; 0: none. [whole number, at ")
     family = "objective.bias_constraints.families"

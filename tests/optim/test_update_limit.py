@@ -63,9 +63,8 @@ def test_it_is_finite_for_any_input():
 
         return tf.map_fn(each, (weight, update, relative), fn_output_signature=tf.float32)
 
-    cases = np.meshgrid(
-        [0.0, 1.0, 3e38, np.inf, np.nan], [0.0, 1e-38, -3e38, np.inf, -np.inf, np.nan], [0.0, 0.1, 1e30]
-    )
+    extremes = [np.inf, -np.inf, np.nan]
+    cases = np.meshgrid([0.0, 1.0, 3e38, *extremes], [0.0, 1e-38, -3e38, *extremes], [0.0, 0.1, 1e30])
     weight, update, relative = (tf.constant(one.ravel(), tf.float32) for one in cases)
     found = limited(weight, update, relative).numpy()
     assert np.isfinite(found).all()

@@ -62,8 +62,7 @@ class Replay:
 def gradients(steps, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        [np.asarray(rng.normal(size=shape) * 10.0 ** rng.uniform(-2, 1)) for shape in SHAPES]
-        for _ in range(steps)
+        [np.asarray(rng.normal(size=s) * 10.0 ** rng.uniform(-2, 1)) for s in SHAPES] for _ in range(steps)
     ]
 
 

@@ -77,11 +77,7 @@ def batch(loss, shape=(2, 3)):
 
 def by_weight(found):
     """The quantities of weights and biases in the order of the model's."""
-    return [
-        quantities
-        for layer in found.values()
-        for quantities in (layer.weight, *([layer.bias] if layer.bias else []))
-    ]
+    return [one for layer in found.values() for one in (layer.weight, layer.bias) if one]
 
 
 def row_gradients(model, loss, inputs, labels):
@@ -189,10 +185,8 @@ def test_kronecker_factors_are_the_averages_of_their_definitions():
     first = np.tanh(flat @ model.layers[1].kernel.numpy() + model.layers[1].bias.numpy())
     second = np.tanh(first @ kernel)
     slopes = 1 - second**2
-    sent = [
-        (last @ matrix @ last.T) * np.outer(slope, slope) for matrix, slope in zip(outer, slopes, strict=True)
-    ]
-    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, np.mean(sent, 0), rtol=1e-11)
+    sent = (last @ outer @ last.T) * np.einsum("ni,nj->nij", slopes, slopes)
+    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, sent.mean(0), rtol=1e-11)
     np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
     averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
     np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)

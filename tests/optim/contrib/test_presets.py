@@ -93,9 +93,8 @@ class FfLayer:
 
     def __init__(self, weight):
         self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
-        self.blocks = [
-            (where, Block(*weight[where].shape)) for where in cuts(weight.shape) if weight.ndim == 2
-        ]
+        places = cuts(weight.shape) if weight.ndim == 2 else ()
+        self.blocks = [(where, Block(*weight[where].shape)) for where in places]
 
     def roots(self, block):
         return [power(a, -1 / 4, self.epsilon * np.linalg.eigvalsh(a)[-1]) for a in block.sides]

@@ -33,6 +33,7 @@ STEPS = 14
 BREAK = 9  # Between two exchanges, with roots in flight.
 EXCHANGE = {"precondition_frequency": 4, "block_size": 4}
 
+SYNCHRONOUS = {"roots": {"asynchronous": False}}
 CASE = "momentum, decay, nesterov"
 # By name, the shapes of the weights and what differs from the small options of shampoo_reference.
 CASES = {
@@ -44,20 +45,14 @@ CASES = {
     "eigenbases": (
         [(9, 6), (4, 4), (3,)],
         {"method": "eigenvalue_corrected", "beta1": 0.5, "beta2": 0.9}
-        | {"grafting": {"kind": "adam", "norm": "none"}, "roots": {"asynchronous": False}},
+        | {"grafting": {"kind": "adam", "norm": "none"}}
+        | SYNCHRONOUS,
     ),
-    "more workers than blocks": (
-        [(5, 4), (3,)],
-        {"block_size": 8, "roots": {"asynchronous": False}, "grafting": "sgd"},
-    ),
+    "more workers than blocks": ([(5, 4), (3,)], {"block_size": 8, "grafting": "sgd"} | SYNCHRONOUS),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
-        {
-            "block_size": 5,
-            "blocking": {"max_dimension": 20},
-            "momentum": 0.5,
-            "grafting": {"kind": "rmsprop", "norm": "block"},
-        }
+        {"block_size": 5, "blocking": {"max_dimension": 20}, "momentum": 0.5}
+        | {"grafting": {"kind": "rmsprop", "norm": "block"}}
         | {"limits": {"absolute": 0.01, "relative": 0.1}, "statistics": {"frequency": 3}}
         | {"roots": {"early_growth": 0.2}},
     ),

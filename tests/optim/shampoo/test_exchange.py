@@ -69,9 +69,11 @@ def test_roots_of_the_device_are_those_of_the_host():
     changed = {"precondition_frequency": 3, "beta2": 0.9, "epsilon": 1e-2, "dtype": tf.float32}
     absolute = {"damping": "absolute"}
     device, host = make(roots=absolute, **changed), make(roots=SYNCHRONOUS | absolute, **changed)
-    step = tf.function(
-        lambda gradients: device.update(gradients, tf.constant(RATE), on_device=True), jit_compile=True
-    )
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        device.update(gradients, tf.constant(RATE), on_device=True)
+
     for gradients in history:
         step([tf.constant(g, tf.float32) for g in gradients])
     reference.train(host, history, RATE)

@@ -163,9 +163,7 @@ def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_
 
 
 # Roots A^(-1/2) on four sides: the direction grows with the inverse cube of the gradient.
-STEEP = ShampooOptions(
-    exponent_override=2, grafting={"initial_accumulator": 0.0}, roots={"early_growth": 0.0}
-)
+STEEP = ShampooOptions(exponent_override=2, grafting={"initial_accumulator": 0}, roots={"early_growth": 0})
 
 
 def test_directions_whose_squares_leave_float32_still_have_the_grafts_norm():
