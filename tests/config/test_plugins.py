@@ -177,6 +177,15 @@ def test_the_keys_of_plugins_are_written_and_read_again_and_wrong_ones_refused(p
         assert "\n" not in str(caught.value)
 
 
+def test_the_loss_of_a_plugin_is_its_formula(plugin):
+    focal = find_plugin("ctr.losses", "focal")(gamma=1.5)
+    label, logit = np.array([0, 1, 1, 0], np.float32), np.array([-2, 0.5, -80, 300], np.float32)
+    happened = 1 / (1 + np.exp(-np.float64(logit) * (2 * label - 1)))
+    with np.errstate(divide="ignore"):
+        expected = np.where(happened > 0, (1 - happened) ** 1.5 * -np.log(happened), np.abs(logit))
+    np.testing.assert_allclose(focal.loss(label, logit), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_loss_of_a_plugin_is_added_with_weight_and_ramp(plugin):
     config = parse_model(ObjectiveConfig, {"extra": {"focal": {"weight": 0.5, "gamma": 0}}}, "test")
     assert loss_terms(config) == ("logistic", "extra_focal")

@@ -117,3 +117,17 @@ def test_copies_learn_each_by_itself():
     for name in ("prior_precision/t", "forgetting/t", *ROW_STATE):
         expected = np.tile(one.variables[name].numpy(), 2)
         np.testing.assert_array_equal(two.variables[name].numpy(), expected, err_msg=name)
+
+
+def test_rows_that_begin_anew_are_as_fresh_ones():
+    size = 9
+    table = tf.Variable(np.ones((5, 4), np.float32), shape=[None, 4])
+    made = optimizer(table)
+    fresh = {name: variable.numpy() for name, variable in made.variables.items()}
+    step(made, [1, 3], np.ones((2, 4)), [0.5, 0.5], [0, 1])
+    made.grow(0, size)
+    made.reset_rows(0, np.array([1, 3], np.int32))
+    for name in ROW_STATE:
+        found = made.variables[name].numpy()
+        assert len(found) == size
+        np.testing.assert_array_equal(found[:5], fresh[name])
