@@ -81,13 +81,8 @@ def test_a_pod_is_the_worker_of_its_index(place, kubernetes):
         assert read_cluster(environment) == Cluster(index, names)
 
 
-SLURM = {
-    "SLURM_JOB_NODELIST": "node[1-2]",
-    "SLURM_JOB_ID": "123456",
-    "SLURM_CPUS_PER_TASK": "16",
-    "SLURM_NTASKS_PER_NODE": "1",
-    "TASKS": "2",
-}
+SLURM = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "16"}
+SLURM |= {"SLURM_NTASKS_PER_NODE": "1", "TASKS": "2"}
 
 
 def slurm(place: Path, root: Path, statuses: tuple[int, ...] = (), **more: str) -> int:
@@ -106,9 +101,8 @@ def test_a_task_of_slurm_is_the_worker_of_its_number(place, root):
     assert slurm(place, root, SLURM_NTASKS_PER_NODE="2", TASKS="4", OMP_NUM_THREADS="3") == 0
     addresses = ("node1:23456", "node1:23457", "node2:23456", "node2:23457")
     found = calls(place)[2:]
-    assert [read_cluster(environment) for _, environment in found] == [
-        Cluster(rank, addresses) for rank in range(4)
-    ]
+    clusters = [read_cluster(environment) for _, environment in found]
+    assert clusters == [Cluster(rank, addresses) for rank in range(4)]
     assert found[0][1]["OMP_NUM_THREADS"] == "3"
 
 

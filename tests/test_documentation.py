@@ -66,15 +66,11 @@ def test_the_examples_of_a_page_run_without_a_warning(page, tmp_path):
         script.write_text(text)
         environment = {**os.environ, **quiet, "PATH": path, "PYTHONPATH": str(ROOT)}
         environment.pop("TF_USE_LEGACY_KERAS", None)  # a reader has Keras 3
-        done = subprocess.run(
-            [*program, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        command = [*program, str(script)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{name(page)}:\n{text}\n{done.stdout}{done.stderr}"
-        said = [
-            line
-            for line in f"{done.stdout}{done.stderr}".splitlines()
-            if not any(map(line.__contains__, EXPECTED))
-        ]
+        lines = f"{done.stdout}{done.stderr}".splitlines()
+        said = [line for line in lines if not any(map(line.__contains__, EXPECTED))]
         assert [line for line in said if "warning" in line.lower()] == [], f"{name(page)}:\n{text}"
 
 
@@ -91,9 +87,8 @@ def anchor(heading: str) -> str:
 
 def test_every_link_leads_somewhere():
     pages = {path: CODE.sub("", path.read_text()) for path in (*ROOT.glob("*.md"), *PAGES[1:])}
-    anchors = {
-        path: {anchor(one) for one in re.findall(r"^#+ (.*)$", text, re.M)} for path, text in pages.items()
-    }
+    headings = {path: re.findall(r"^#+ (.*)$", text, re.M) for path, text in pages.items()}
+    anchors = {path: set(map(anchor, own)) for path, own in headings.items()}
     checked, dead = 0, []
     for path, text in pages.items():
         for link in LINK.findall(text):

@@ -38,9 +38,8 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
     # All have learned; the run that went on by both losses is no worse than the run.
     assert losses["ranking"] < 0.96 * base and losses["carried"] < 0.94 * base
     assert losses["continued"] < losses["carried"] + 0.001
-    evaluated = fresh_python(
-        *("-m", "ctr", "evaluate", tmp_path / "bridge" / "continued.parquet", "--json"), cwd=root
-    )
+    table = tmp_path / "bridge" / "continued.parquet"
+    evaluated = fresh_python("-m", "ctr", "evaluate", table, "--json", cwd=root)
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
 
 
@@ -60,12 +59,10 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root):
     pod = job["spec"]["template"]
     containers = {one["name"]: one for one in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]}
     commands = {words[0]: command for words, command in all_commands() if words}
-    taken = {
-        name: SimpleNamespace(
-            command=one["args"][0], **commands[one["args"][0]].make_context("", one["args"][1:]).params
-        )
-        for name, one in containers.items()
-    }
+    taken = {}
+    for name, (command, *arguments) in ((name, one["args"]) for name, one in containers.items()):
+        params = commands[command].make_context("", arguments).params
+        taken[name] = SimpleNamespace(command=command, **params)
     train = taken.pop("train")
     assert train.command == "train" and "--log-format=json" in containers["train"]["args"]
     # What it reads is copied before, and what it writes, beside it and at the end, to where the next pod finds it.
@@ -141,9 +138,8 @@ def test_excess_losses_are_divergences_from_the_truth(root, tmp_path):
     tool = runpy.run_path(str(root / "examples" / "tools" / "treatments.py"))
     (tmp_path / "predictions").mkdir()
     part = tmp_path / "predictions" / f"{3:020d}.parquet"
-    pq.write_table(
-        pa.table({"example_id": [3, 1, 2], "logit": pa.array([0.0, 0.0, -2.0], pa.float32())}), part
-    )
+    table = pa.table({"example_id": [3, 1, 2], "logit": pa.array([0.0, 0.0, -2.0], pa.float32())})
+    pq.write_table(table, part)
     rows = pd.DataFrame({"probability": [0.5, 0.5, 0.2], "query_key": [7, 7, 8]}, index=[1, 2, 3])
     found = tool["with_losses"](rows, tmp_path)
     by_hand = [0.0, np.log(np.cosh(1.0)), 0.2 * np.log(0.4) + 0.8 * np.log(1.6)]

@@ -28,9 +28,8 @@ def project(root):
 
 @pytest.fixture(scope="module")
 def workflows(root):
-    return {
-        path.name: yaml.safe_load(path.read_text()) for path in (root / ".github/workflows").glob("*.yml")
-    }
+    files = (root / ".github/workflows").glob("*.yml")
+    return {path.name: yaml.safe_load(path.read_text()) for path in files}
 
 
 def published_files(root: Path) -> list[Path]:

@@ -17,10 +17,7 @@ CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32
         ("%x = f64[] convert(f32[] %a)", "float64"),
         ("%x = ((f32[2], u32[]), token[]) infeed(token[] %a)", "calls the host"),
         ("%x = (f32[], u32[], token[]) send(f32[] %a, token[] %b), is_host_transfer=true", "calls the host"),
-        (
-            '%x = f32[] custom-call(), custom_call_target="xla_python_cpu_callback"',
-            "custom calls: xla_python",
-        ),
+        ('%x = f32[] custom-call(), custom_call_target="xla_python_cpu"', "custom calls: xla_python"),
         ("%x = f32[4,<=128]{1,0} add(%a, %b)", "dynamic shapes"),
     ],
 )
@@ -37,11 +34,8 @@ def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_
 
 
 def test_limits_and_state_that_is_copied():
-    assert (
-        checks.number_faults("v5e", 10**9, 10**8, 1.05)
-        == checks.number_faults("v6e", 20 * 2**30, 0, 1.0)
-        == []
-    )
+    assert not checks.number_faults("v5e", 10**9, 10**8, 1.05)
+    assert not checks.number_faults("v6e", 20 * 2**30, 0, 1.0)
     for numbers, fault in (((20 * 2**30, 0, 1.0), "GiB, more than the 16 of"), ((0, 0, 1.2), "1.20 times")):
         assert fault in checks.number_faults("v5e", *numbers)[0]
     assert "temporary" in checks.number_faults("v5e", 2 * 10**9, 6 * 10**8, 1.0)[0]
@@ -59,9 +53,8 @@ def test_the_parameters_of_a_lowered_step_are_named(kind):
     types = [part.split("{")[0].split()[-1] for part in layout.replace("*/", " ").split(", ")]
     short = {"float32": "f32", "int32": "s32", "int64": "s64", "bool": "pred"}
     named = [*lowered.arguments, *lowered.state]
-    expected = [
-        f"{short[lowered.specs[name][1]]}[{','.join(map(str, lowered.specs[name][0]))}]" for name in named
-    ]
+    specs = [lowered.specs[name] for name in named]
+    expected = [f"{short[kind]}[{','.join(map(str, shape))}]" for shape, kind, *_ in specs]
     assert types == expected
     assert len(set(named)) == len(named)
     # What it learns it returns, in the same memory.

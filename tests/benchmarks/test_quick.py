@@ -14,16 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
-STUDIES = (
-    *CAMPAIGNS,
-    "curvatures",
-    "digits",
-    "placement",
-    "scale_model",
-    "histories",
-    "workers",
-    "workers_reading",
-)
+STUDIES = (*CAMPAIGNS, "curvatures", "digits", "placement", "scale_model", "histories")
+STUDIES += ("workers", "workers_reading")
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*STUDIES})
 
 

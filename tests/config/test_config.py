@@ -48,17 +48,13 @@ NO_LAYERS = {"crosses": {"layers": 0}, "deep": {"units": []}}
 LINEAR = {"experts": ["linear", "pairs"]}
 FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (Outer, {"cuont": 2}, "cuont: unknown key; allowed: count, inner, maybe, needed, on, sizes, widths"),
-    (Outer, {"inner": {"raet": 2}}, "inner.raet: unknown key; allowed: mode, rate"),
     (Outer, {"inner": {"rate": 2}}, "inner.rate: 2 .*less than or equal to 1"),
-    (Outer, {"inner": {"rate": float("nan")}}, "inner.rate: nan .*finite"),
     (Outer, {"inner": {"mode": "max"}}, "inner.mode: 'max' .*'sum' or 'mean'"),
     # A text or a truth value is no number, and a number no truth value; in groups of any kind.
     (Outer, {"count": "2"}, "count: '2' .*a valid integer$"),
-    (Outer, {"count": True}, "count: True .*a valid integer$"),
     (Outer, {"sizes": [1, "2"]}, "sizes.1: '2' .*a valid integer$"),
     (Outer, {"on": "off"}, "on: 'off' .*a valid boolean$"),
     (Outer, {"needed": 5}, "needed: 5 .*a valid string$"),
-    (Outer, {"widths": {"a": 0.5}}, "widths.a: 0.5 .*a valid integer$"),
     (Outer, {"count": 2**63}, "count: 9.223372036854776e[+]18 .*a valid integer$"),
     (Outer, {"maybe": 10**400}, "maybe: inf .*a finite number$"),
     (TrainConfig, {"batch": {"rows": 10, "max_query_rows": 9}}, r"batch: .*\(9\) must be at least rows \(10\)"),
@@ -71,7 +67,6 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (TrainConfig, {"model": {"factorized": {}, "experts": "all"}}, "^model.experts"),
     (TrainConfig, {"model": {"experts": ["network"], **NO_LAYERS}}, "network needs crosses or deep layers"),
     (TrainConfig, {"model": {**LINEAR, "factorized": {}}}, "factorized needs the expert network"),
-    (TrainConfig, {"export": None, "checkpoint": None}, "checkpoint: None "),
     (TrainConfig, {"skip": [[5, 9], [7, 7]]}, r"skip: .*\[7, 7\] is not a range of rows; allowed: 0 <= first < end"),
     # Of a choice of groups one bad feature is one fault, with the keys of its kind.
     (Mapping, {**MAPPING, "features": [{**FEATURE, "name": "b d"}]}, r"features.0.category.name: 'b d' [^;]*$"),
@@ -96,7 +91,7 @@ def test_all_faults_are_told_together_and_long_values_are_cut():
         parse_model(Outer, {}, "x")
 
 
-def test_settings_reach_every_depth_and_the_last_one_wins():
+def test_settings_reach_every_depth_the_last_one_wins_and_a_malformed_one_is_named():
     content = {"seed": 4, "model": {"prior": 0.1}, "batch": None}
     given = ["model.crosses.ramp=7", "seed=5", "batch.rows=64", "seed=6", "metrics.slices=[a, b]"]
     config = parse_model(TrainConfig, apply_settings(content, given), "x")
@@ -104,24 +99,15 @@ def test_settings_reach_every_depth_and_the_last_one_wins():
     assert (config.batch.rows, config.metrics.slices) == (64, ("a", "b"))
     # The original stays as it was.
     assert content == {"seed": 4, "model": {"prior": 0.1}, "batch": None}
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("seed", "key.path=value"),
-        ("model..prior=1", "key.path=value"),
-        ("seed.deep=1", "seed is a value, not a group of keys"),
-        ("seed=[1", "not YAML"),
-    ],
-)
-def test_a_malformed_setting_is_named(setting, words):
-    with pytest.raises(InputError) as caught:
-        apply_settings({"seed": 1}, [setting])
-    message = str(caught.value)
-    assert message.startswith(f"--set {setting}: ")
-    assert words in message
-    assert "\n" not in message
+    malformed = {
+        "model..prior=1": "key.path=value",
+        "seed.deep=1": "seed is a value, not a",
+        "seed=[1": "not YAML",
+    }
+    for setting, words in malformed.items():
+        with pytest.raises(InputError, match=f"^--set {re.escape(setting)}: .*{words}") as caught:
+            apply_settings({"seed": 1}, [setting])
+        assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
@@ -150,25 +136,15 @@ def test_a_file_is_read_changed_and_refused_with_its_name(write):
         load_model(TrainConfig, write("[1, 2]\n"), "config", ["seed=3"])
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_what_is_not_yaml_or_no_file_is_told_in_one_line(write, tmp_path):
+    for content, words in (
         (b"a: [1\n", "line 2"),
         ("seed: 1".encode("utf-16"), "is UTF-16; allowed: YAML in UTF-8"),
         (b"PK\x03\x04rest", "is a zip archive; allowed"),
-    ],
-)
-def test_what_is_not_yaml_is_told_in_one_line(write, content, words):
-    path = write(content)
-    with pytest.raises(InputError) as caught:
-        read_yaml(path, "config")
-    message = str(caught.value)
-    assert message.startswith(f"config {path}: ")
-    assert words in message
-    assert "\n" not in message
-
-
-def test_a_directory_is_no_missing_file(tmp_path):
+    ):
+        with pytest.raises(InputError, match=f"^config .*run.yaml: .*{words}") as caught:
+            read_yaml(write(content), "config")
+        assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="config /: is a directory; allowed: a file"):
         load_model(Outer, tmp_path / tmp_path.root, "config")
     (tmp_path / "link.yaml").symlink_to("nowhere")

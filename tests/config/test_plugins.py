@@ -154,31 +154,15 @@ def test_what_is_not_installed_is_named_in_one_line(trained, tmp_path, capfd):
         Scorer(trained / "models")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            {"objective": {"extra": {"focal": {"gama": 1}}}},
-            "focal: gama: unknown key; allowed: gamma, ramp, w",
-        ),
-        (
-            {"objective": {"extra": {"focal": {"gamma": -1}}}},
-            "focal: gamma: -1 is not allowed: .*greater than",
-        ),
-        (
-            {"objective": {"extra": {"focl": {}}}},
-            "loss focl is a plug-in .*; installed: focal.*did you mean f",
-        ),
-        ({"model": {"network": {"gated_layer": 3}}}, "gated_layer: a mapping of keys to values is expected"),
-    ],
-)
-def test_wrong_keys_of_plugins(plugin, content, message):
-    with pytest.raises(InputError, match=message) as caught:
-        parse_model(TrainConfig, content, "config")
-    assert "\n" not in str(caught.value)
+WRONG = [
+    ({"objective": {"extra": {"focal": {"gama": 1}}}}, "focal: gama: unknown key; allowed: gamma, ramp, w"),
+    ({"objective": {"extra": {"focal": {"gamma": -1}}}}, "focal: gamma: -1 is not allowed: .*greater than"),
+    ({"objective": {"extra": {"focl": {}}}}, "loss focl is a plug-in .*; installed: focal.*did you mean f"),
+    ({"model": {"network": {"gated_layer": 3}}}, "gated_layer: a mapping of keys to values is expected"),
+]
 
 
-def test_the_keys_of_plugins_are_written_and_read_again(plugin):
+def test_the_keys_of_plugins_are_written_and_read_again_and_wrong_ones_refused(plugin):
     config = parse_model(TrainConfig, CONFIG, "config")
     written = config.model_dump(mode="json")
     assert written["objective"]["extra"] == {"focal": {"weight": 0.5, "ramp": [100, 400], "gamma": 1.0}}
@@ -187,6 +171,10 @@ def test_the_keys_of_plugins_are_written_and_read_again(plugin):
     assert again == config and again.sha256() == config.sha256()
     other = {**CONFIG, "objective": {"extra": {"focal": {**EXTRA["focal"], "gamma": 2}}}}
     assert parse_model(TrainConfig, other, "config").sha256() != config.sha256()
+    for content, message in WRONG:
+        with pytest.raises(InputError, match=message) as caught:
+            parse_model(TrainConfig, content, "config")
+        assert "\n" not in str(caught.value)
 
 
 def test_the_loss_of_a_plugin_is_its_formula(plugin):
@@ -252,9 +240,7 @@ def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
     features = [{"name": "x", "kind": "category", "source": "y", "buckets": 5}]
     schema = parse_model(Schema, {"features": features, "derive": {"y": {"from": "z"}}}, "schema")
     rule = schema.derive["y"].model_copy(update={"plugin": {"unlike": Unlike()}})
-    with pytest.raises(
-        InputError, match=r"derive.y: the plug-in unlike makes 'Ä' of 'ä' at ingestion and 'ä' in"
-    ):
+    with pytest.raises(InputError, match=r"derive.y: the plug-in unlike makes 'Ä' of 'ä' at ingestion"):
         check_rules(schema.model_copy(update={"derive": {"y": rule}}))
 
 

@@ -101,9 +101,8 @@ ALLOWED = {
 def test_how_keys_are_shown_found_and_refused():
     rows = {row["key"]: row["allowed"] for row in key_rows(TrainConfig)}
     assert {key: rows[key] for key in ALLOWED} == ALLOWED
-    shown = [
-        " ".join(line.split()) for line in key_table(key_rows(TrainConfig, "model.crosses")).splitlines()
-    ]
+    table = key_table(key_rows(TrainConfig, "model.crosses"))
+    shown = [" ".join(line.split()) for line in table.splitlines()]
     assert shown[0] == "model.crosses The crosses of DCNv2 (FF 4.3). [group]"
     assert shown[1].startswith("model.crosses.layers: 2 The number of crosses; 0: none. [whole number, at ")
     family = "objective.bias_constraints.families"
@@ -121,18 +120,14 @@ def test_how_keys_are_shown_found_and_refused():
 def test_ctr_config_prints_a_table_and_json(capsys):
     assert main(["config", "model.crosses"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [
-        f"model.crosses.{key}:" for key in ("layers", "rank", "ramp")
-    ]
+    assert [line.split()[0].rpartition(".")[2] for line in lines[1:]] == ["layers:", "rank:", "ramp:"]
     assert main(["config", "joins", "--kind", "mapping", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["kind"] == "mapping"
     key = {"key": "joins[].file", "required": True, "allowed": "text, at least 1 characters"}
     assert printed["keys"][1].items() >= key.items()
     assert main(["config", "modle.crosses"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "error: ctr config --kind train: no key modle.crosses; did you mean model.crosses"
-    )
+    assert "no key modle.crosses; did you mean model.crosses" in capsys.readouterr().err
 
 
 def test_every_environment_variable_is_documented(root):

@@ -18,8 +18,6 @@ from ctr.config.reference import key_rows
 from ctr.config.schema import json_schema
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
-from ctr.optim.contrib.presets import PRESETS
-from ctr.training.config import TrainConfig
 
 
 @cache
@@ -150,12 +148,3 @@ def test_names_of_all_scripts_are_taken():
         for content in contents:
             assert is_taken("train", content) == fits, content
             assert (not refused_by_schema("train", content)) == fits, content
-
-
-def test_presets_and_kinds_of_groups_are_taken():
-    for name in PRESETS:
-        given = {"preset": name, "method": "diagonal", "grafting": {"initial_accumulator": 0.5}}
-        content = {"optimizer": {"dense": {"shampoo": {**given, "roots": {"damping": "absolute"}}}}}
-        assert refused_by_schema("train", content) == [] and is_taken("train", content)
-    start = TrainConfig.model_fields["optimizer"].default.dense.shampoo
-    assert {preset.grafting.kind for preset in PRESETS.values()} == {start.grafting.kind}

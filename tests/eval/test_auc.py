@@ -8,10 +8,6 @@ from ctr.eval.auc import StreamingAUC, roc_auc
 from ctr.eval.rows import scored_rows
 
 
-def floor_to(logit: Any, width: float) -> Any:
-    return np.floor(np.clip(logit, -16, 16 - 1e-9) / width)
-
-
 def test_exact_auc_is_the_share_of_ordered_pairs(make_log):
     for queries in (5, 12, 2000):
         log = make_log(1, queries)
@@ -42,7 +38,7 @@ def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log):
         auc.update(scored_rows(*batch.columns()))
         seen.append(batch.columns())
         label, logit, weight, _ = (np.concatenate(column) for column in zip(*seen, strict=True))
-        binned = roc_auc(label, floor_to(logit, 1 / 2048), weight)
+        binned = roc_auc(label, np.floor(np.clip(logit, -16, 16 - 1e-9) * 2048), weight)
         assert auc.result() == pytest.approx(binned, abs=1e-12, nan_ok=True)
         distances.append(abs(auc.result() - roc_auc(label, logit, weight)))
         assert not distances[-1] > auc.error_bound()

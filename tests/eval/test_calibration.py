@@ -18,16 +18,9 @@ def stream(columns: Any) -> Calibration:
 
 
 def plain(log: Any) -> pd.Series:
-    probability = 1 / (1 + np.exp(-log.logit))
-    label, prediction = (np.average(values, weights=log.weight) for values in (log.label, probability))
-    return pd.Series(
-        {
-            "weight": log.weight.sum(),
-            "mean_label": label,
-            "mean_prediction": prediction,
-            "bias": label - prediction,
-        }
-    )
+    weight, probability = log.weight.sum(), 1 / (1 + np.exp(-log.logit))
+    label, mean = (np.average(values, weights=log.weight) for values in (log.label, probability))
+    return pd.Series({"weight": weight, "mean_label": label, "mean_prediction": mean, "bias": label - mean})
 
 
 def test_bias_is_label_minus_prediction():

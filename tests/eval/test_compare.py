@@ -23,11 +23,8 @@ def test_columns_say_how_b_differs_from_a(make_log):
     log = make_log(0, queries=3000)
     a, b = stream(log), stream(log, noise=0.8)
     table = compare(a, b)
-    ranking, ratios = (
-        ["auc", "per_query_auc", "logloss", "normalized_entropy"],
-        ["calibration_bias", "calibration_ratio"],
-    )
-    assert table.index.tolist() == ranking + ratios
+    ranking = ["auc", "per_query_auc", "logloss", "normalized_entropy"]
+    assert table.index.tolist() == [*ranking, "calibration_bias", "calibration_ratio"]
     for metric, row in table.iterrows():
         for side, run in (("a", a), ("b", b)):
             assert row[side] == pytest.approx(run.headline()[str(metric)], rel=1e-14)
@@ -69,15 +66,6 @@ def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log):
         assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
-def test_a_run_summed_in_another_order_does_not_differ(make_log):
-    log, merged = make_log(3, queries=300), ProgressiveMetrics()
-    for batch in log.batches(queries=7):
-        merged.merge(stream(batch))
-    table = compare(stream(log), merged)
-    np.testing.assert_allclose(table["difference"], 0, atol=1e-12)
-    assert not table["significant"].any() and same_examples(stream(log), merged)
-
-
 def test_without_an_interval_the_reason_is_given(make_log):
     log = make_log(6, queries=40)
     one_bucket = query_bucket(log.query_id) == query_bucket(log.query_id)[0]
@@ -86,9 +74,7 @@ def test_without_an_interval_the_reason_is_given(make_log):
     assert table[["ci95_low", "ci95_high"]].isna().all(axis=None)
     assert table["difference"].notna().any() and not table["significant"].any()
     defined = table["difference"].notna()
-    assert (
-        table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are required").all()
-    )
+    assert table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are").all()
     assert not compare(stream(make_log(7)), stream(make_log(7), 0.5))["no_interval"].any()
     table = compare(ProgressiveMetrics(), ProgressiveMetrics())
     assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)

@@ -1,6 +1,6 @@
 import math
 
-from ctr.eval.display import Number, amount, decimals_for, fixed, interval, percent, times
+from ctr.eval.display import amount, decimals_for, fixed, interval, percent, times
 
 
 def test_numbers_are_written_with_the_digits_that_matter():
@@ -8,7 +8,7 @@ def test_numbers_are_written_with_the_digits_that_matter():
         (fixed, {None: "–", math.nan: "–", -0.000001: "0.00000"}),
         (
             amount,
-            {None: "–", 0: "0", 1234567: "1,234,567", 18529.6: "18,530", 16.3: "16.3", 0.013149: "0.01315"},
+            {None: "–", 0: "0", 1234567: "1,234,567", 18529.6: "18,530", 0.013149: "0.01315"},
         ),
         (percent, {math.nan: "–", 0.93456: "93.5%"}),
         (times, {None: "–", 0.00001: "<0.001×", 0.0131: "0.013×", 2.8: "2.80×", 16737.0: "16,737×"}),
@@ -29,13 +29,3 @@ def test_digits_follow_the_interval():
         (-math.inf, math.inf, 5),
     ):
         assert decimals_for(low, high) == decimals
-
-
-def test_a_number_has_its_interval_in_a_table():
-    number = Number(0.625512, 0.613512, 0.637512)
-    assert number.whole() == f"{number.text()} {number.bounds()}" == "0.626 [0.614, 0.638]"
-    assert number.times(100).whole(1) == "62.6 [61.4, 63.8]"
-    assert Number(math.nan, math.nan, math.nan).whole() == "–"
-    assert (
-        Number(0.5, math.nan, math.nan).whole(2, signed=True) == Number(0.5).whole(2, signed=True) == "+0.50"
-    )

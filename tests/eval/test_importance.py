@@ -44,13 +44,9 @@ def test_it_is_a_mean_over_all_positions_with_an_interval_over_queries():
 
 def test_what_is_no_importance_is_refused_and_rows_without_weight_tell_nothing():
     good = np.zeros((3, 256))
-    for wrong in (
-        arrays_of(shared_user=good[:2]),
-        arrays_of(shared_user=np.full((3, 256), np.nan)),
-        arrays_of(other_user=good),
-    ):
+    for wrong in ({"shared_user": good[:2]}, {"shared_user": good + np.nan}, {"other_user": good}):
         with pytest.raises(ValueError, match="user"):
-            importance_of(wrong)
+            importance_of(arrays_of(**wrong))
     with pytest.raises(KeyError):
         importance_of({"position": np.zeros(1)})
     nothing = arrays_of(shared_user=good) | {"weight": good, "loss": good}

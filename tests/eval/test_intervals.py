@@ -6,11 +6,7 @@ import pytest
 from scipy import special, stats
 from threadpoolctl import threadpool_limits
 
-from ctr.eval.intervals import (
-    Estimate,
-    difference,
-    student_t_quantile,
-)
+from ctr.eval.intervals import Estimate, difference, student_t_quantile
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS
 from jackknife import degrees_of
@@ -117,9 +113,8 @@ def estimates(label: Any, logit: Any, query: Any) -> tuple[dict[str, Estimate], 
 @pytest.mark.parametrize("kind", LOGS)
 def test_intervals_cover_the_truth_and_pairing_narrows_them(kind):
     rng = np.random.default_rng(5)
-    many = [
-        np.concatenate(parts) for parts in zip(*(logged(rng, *LOGS[kind]) for _ in range(400)), strict=True)
-    ]
+    drawn = [logged(rng, *LOGS[kind]) for _ in range(400)]
+    many = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
     truth, truth_second = (estimates(many[0], logit, many[3])[0] for logit in many[1:3])
     missed: dict[str, list[tuple[bool, bool]]] = {}
     widths: dict[str, list[tuple[float, float]]] = {}

@@ -29,9 +29,8 @@ def test_loss_and_probability_of_one_row():
     logits = np.array([0.0, 1e-9, 0.3, -2.5, 20.0, 36.0, -40.0, 99.0, 709.0, -745.0, 1e4, -1e4])
     for label in (0, 1):
         exact = [float(exact_loss(label, logit)) for logit in logits]
-        np.testing.assert_allclose(
-            row_logloss(np.full(12, label == 1), logits), exact, rtol=1e-15, atol=1e-30
-        )
+        found = row_logloss(np.full(12, label == 1), logits)
+        np.testing.assert_allclose(found, exact, rtol=1e-15, atol=1e-30)
     exact = [float(1 / (1 + Decimal(-logit).exp())) for logit in logits]
     np.testing.assert_allclose(sigmoid(logits), exact, rtol=4e-16, atol=5e-324)
 

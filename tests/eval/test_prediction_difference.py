@@ -9,12 +9,7 @@ import pandas as pd
 import pytest
 
 from ctr.eval.arrays import sigmoid
-from ctr.eval.prediction_difference import (
-    PredictionDifference,
-    join_predictions,
-    last_half,
-    pair_predictions,
-)
+from ctr.eval.prediction_difference import PredictionDifference, join_predictions, last_half, pair_predictions
 from ctr.eval.states import query_bucket
 from jackknife import margin_of
 from run_directories import make_rows, predict, write_predictions
@@ -92,8 +87,7 @@ def plain_terms(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> tup
 
 
 @pytest.mark.parametrize(
-    ("parts_a", "parts_b", "times"),
-    [(1, 20, "apart"), (20, 1, "coarse"), (15, 7, "coarse"), (3, 5, "equal")],
+    ("parts_a", "parts_b", "times"), [(1, 20, "apart"), (20, 1, "coarse"), (15, 7, "coarse"), (3, 5, "equal")]
 )
 def test_examples_of_both_are_paired_however_the_files_are_cut(tmp_path, parts_a, parts_b, times):
     rows = make_rows(4, queries=60)

@@ -117,10 +117,7 @@ def test_arrays_of_something_else_are_refused(make_log, name):
     arrays = state.to_arrays()
     for key, array in arrays.items():
         others = {other: values for other, values in arrays.items() if other != key}
-        wrong = [
-            np.zeros((3, *array.shape)),
-            array.astype(np.float32 if array.dtype.kind == "f" else np.int32),
-        ]
+        wrong = [np.zeros((3, *array.shape)), array.astype({"f": np.float32}.get(array.dtype.kind, np.int32))]
         if array.dtype.kind == "f" and "sums" not in key:
             wrong.append(np.full_like(array, np.nan))
         for changed in (others, *({**arrays, key: one} for one in wrong)):

@@ -169,9 +169,8 @@ def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
     before, calls = plan_of(WHOLE)
     arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
     after, _ = plan_of({**WHOLE, "arms": arms})
-    assert [old.name for old, new in zip(before.arms, after.arms, strict=True) if old.runs != new.runs] == [
-        "smelu"
-    ]
+    pairs = zip(before.arms, after.arms, strict=True)
+    assert [old.name for old, new in pairs if old.runs != new.runs] == ["smelu"]
     # A new teacher gives its students others.
     _, other = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
     assert teacher_of(calls).sidecar != teacher_of(other).sidecar
@@ -196,23 +195,14 @@ UNCHANGED = {"plain": {}, "dcn": {"set": {"optimizer.embeddings.rule": "adagrad"
 REFUSED = [
     ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allo"),
     ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
-    (
-        {"arms": {"dcn": {"set": {"seed": 2}}}},
-        "arms.dcn.set: {'seed': 2} is not allowed: seed is not allowed",
-    ),
-    (
-        {"arms": UNCHANGED},
-        "arms.dcn.set: optimizer.embeddings.rule changes nothing: the arm dcn would be trained",
-    ),
+    ({"arms": {"dcn": {"set": {"seed": 2}}}}, "{'seed': 2} is not allowed: seed is not allowed"),
+    ({"arms": UNCHANGED}, "arms.dcn.set: optimizer.embeddings.rule changes nothing: the arm dcn would be"),
     ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed: String should match pattern"),
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
-    ({"retrain": {"seed": {}}}, "retrain.seed: this name is reserved for pairs of seeds"),
     ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defi"),
-    ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
     ({"sweep": {**SWEEP, "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
     ({"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}}, "baseline@p: sweep.points.p.model.de"),
     ({"seeds": [1, 1]}, "seeds: [1, 1] is not allowed: 1 appears twice"),
-    ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
     ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
     ({"scored": {"start": "2036-01-05"}}, "baseline: scored: no partition of the log overlaps it"),
     (

@@ -119,14 +119,10 @@ def test_a_failure_is_its_own(run, tmp_path, capfd, options):
 
 
 def test_a_wrong_option_is_one_line(run, capfd):
-    with pytest.raises(
-        InputError, match=r"^--beam-options --direct_num_workers=x: argument .*invalid int value: 'x'$"
-    ):
+    with pytest.raises(InputError, match=r"^--beam-options --direct_num_workers=x: .*int value: 'x'$"):
         run([job("one", "fail")], 1, "--direct_num_workers=x")
     failed = run([job("one", "fail")], 1, "--runner=Nonsense")["one"]
-    assert failed.error.startswith(
-        "the pipeline failed: --beam-options: Unexpected pipeline runner: Nonsense"
-    )
+    assert failed.error.startswith("the pipeline failed: --beam-options: Unexpected pipeline runner")
     assert capfd.readouterr() == ("", "")
 
 

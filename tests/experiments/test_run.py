@@ -53,9 +53,8 @@ def run(
     file = Path("experiment.yaml")
     file.write_text(yaml.safe_dump(content or EXPERIMENT, sort_keys=False))
     progress = lines.append if lines is not None else None
-    failures = run_experiment(
-        file, Path("log"), Path("out"), Options("ctr replay ...", progress=progress, **options)
-    )
+    given = Options("ctr replay ...", progress=progress, **options)
+    failures = run_experiment(file, Path("log"), Path("out"), given)
     return {name: outcome.error for name, outcome in failures.items()}
 
 
@@ -154,9 +153,8 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
     assert calls[:2] == ["teacher-wide-seed-1", "sample"]
     # The first seeds of all arms come first.
     assert {call[-1] for call in calls[2:4]} == {"1"}
-    assert sorted(calls[2:8]) == sorted(
-        f"{arm}-seed-{s}" for arm in ("baseline", "smelu", "student") for s in (1, 2)
-    )
+    arms = ("baseline", "smelu", "student")
+    assert sorted(calls[2:8]) == sorted(f"{arm}-seed-{s}" for arm in arms for s in (1, 2))
     assert calls[8:] == ["measure baseline smelu student", "measure teacher wide"]
     # Each run has a line when it begins and another one when it ends.
     assert len(lines) == 16 and lines[0] == "[0/8] teacher-wide seed 1: begun"
@@ -223,10 +221,8 @@ def test_a_failure_is_reported_and_tried_again_and_what_needs_it_is_not_run(stan
     teachers = {"wide": {"set": {"model.prior": 0.666}}}
     failures = run({**EXPERIMENT, "teachers": teachers, "seeds": [1]}, timing=False)
     skipped = ("sampling low", "student seed 1")
-    assert failures == {
-        "teacher-wide seed 1": "it broke",
-        **dict.fromkeys(skipped, "not run, because teacher-wide seed 1 failed"),
-    }
+    told = dict.fromkeys(skipped, "not run, because teacher-wide seed 1 failed")
+    assert failures == {"teacher-wide seed 1": "it broke", **told}
     calls = clear(stand_in)
     assert not {"sample", "student-seed-1"} & set(calls)
     (place / "healed").touch()
@@ -284,10 +280,8 @@ def test_command_line(stand_in, monkeypatch, capfd):
     ended = [line for line in lines if not line.endswith(": begun")]
     assert len(lines) == 2 * len(ended)
     assert error == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again"
-    assert sorted(re.sub(r"\[.*?\] ", "", line).partition(":")[0] for line in ended) == [
-        "bad seed 1",
-        "baseline seed 1",
-    ]
+    names = sorted(re.sub(r"\[.*?\] ", "", line).partition(":")[0] for line in ended)
+    assert names == ["bad seed 1", "baseline seed 1"]
     assert any(line.endswith("bad seed 1: failed: it broke") for line in ended)
     assert read("plan.json")["command"] == shlex.join(["ctr", *arguments])
     assert read("costs.json")["rounds"] == 0

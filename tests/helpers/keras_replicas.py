@@ -3,6 +3,7 @@
 ``one_process`` and ``processes`` return arrays by names such as ``averages|3|weight0``: case, how, and what.
 """
 
+import functools
 import json
 import sys
 import unittest.mock
@@ -17,6 +18,7 @@ from ctr.optim.shampoo.host import HostPipeline
 from ctr.workers.seats import read_place
 
 STEPS, SAVED_AT, NOT_FINITE, PARTS, BATCH = 14, 7, 4, 12, 16
+SOME_MISSING = (2, 5)
 QUICK: dict[str, Any] = {"block_size": 4, "start_preconditioning_step": 2, "precondition_frequency": 3}
 QUICK |= {"statistics": {"frequency": 1}, "epsilon": 1e-3}
 AVERAGES: dict[str, Any] = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "beta2": 0.9}
@@ -60,10 +62,10 @@ def make(strategy: tf.distribute.Strategy, case: str, per_group: int | None = No
     return model
 
 
-def advance(strategy: tf.distribute.Strategy, model: Any, begin: int, end: int, eager: bool = False) -> None:
-    """Takes steps with made gradients, whose sums are exact; a replica gives its share of the parts of each."""
+@functools.cache
+def step_of(strategy: tf.distribute.Strategy, model: Any, eager: bool) -> Callable[..., None]:
+    """A model's step with gradients in parts, of each of which a replica gives its share."""
     variables, optimizer = model.trainable_variables, model.optimizer
-    shapes = [(3,), *(tuple(variable.shape) for variable in variables[1:])]
 
     def on_replica(rows: tf.Tensor, parts: list[tf.Tensor], some_missing: bool) -> None:
         context = tf.distribute.get_replica_context()
@@ -78,14 +80,20 @@ def advance(strategy: tf.distribute.Strategy, model: Any, begin: int, end: int, 
     def step(*arguments: Any) -> None:
         strategy.run(on_replica, args=arguments)
 
-    run = step if eager else tf.function(step, autograph=False)
+    return step if eager else tf.function(step, autograph=False)
+
+
+def advance(strategy: tf.distribute.Strategy, model: Any, begin: int, end: int, eager: bool = False) -> None:
+    """Takes steps with made gradients, whose sums are exact."""
+    shapes = [(3,), *(tuple(variable.shape) for variable in model.trainable_variables[1:])]
+    run = step_of(strategy, model, eager)
     for number in range(begin, end):
         made = np.random.default_rng(number)
         parts = [made.integers(-99, 99, (PARTS, *shape)).astype(np.float64) for shape in shapes]
         if number == NOT_FINITE:
             parts[1][-1] = np.nan
         rows = tf.constant(made.integers(0, 7, PARTS).astype(np.int32))
-        run(rows, [tf.constant(part) for part in parts], number % 5 == 2)
+        run(rows, [tf.constant(part) for part in parts], number in SOME_MISSING)
 
 
 def state(strategy: tf.distribute.Strategy, model: Any) -> dict[str, np.ndarray]:
@@ -131,19 +139,12 @@ def _restored(path: Path, fresh: Callable[[], Any]) -> Any:
     return model
 
 
-def _with_weights(path: Path, fresh: Callable[[], Any]) -> Any:
-    model = fresh()
-    model.load_weights(f"{path}.weights.h5")
-    return model
-
-
 WAYS: dict[str, tuple[Callable[[Path, Any], Any], Callable[[Path, Callable[[], Any]], Any]]] = {
     "checkpoint": (lambda path, model: _checkpoint(model).write(str(path)), _restored),
     "keras": (
         lambda path, model: model.save(f"{path}.keras"),
         lambda path, _: tf.keras.models.load_model(f"{path}.keras"),
     ),
-    "weights": (lambda path, model: model.save_weights(f"{path}.weights.h5"), _with_weights),
 }
 """How training is saved, and gone on with."""
 
@@ -206,10 +207,6 @@ def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
         model = make(strategy, "averages")
         advance(strategy, model, 0, STEPS, eager=True)
         made["averages|eager"] = state(strategy, model)
-        if not IS_KERAS_3:
-            # A SavedModel can be written and read, too.
-            model.save(str(Path(saves, "saved_model")))
-            tf.keras.models.load_model(str(Path(saves, "saved_model")))
         trials: dict[str, Callable[[], Any]] = {
             "jit_compile": lambda: fitted(strategy, "clipped", jit_compile=True),
             "elsewhere": lambda: advance(strategy, make(tf.distribute.get_strategy(), "clipped"), 0, 1),

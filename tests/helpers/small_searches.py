@@ -1,4 +1,4 @@
-"""Small searches by weight sharing, and processes in which they are killed."""
+"""Small searches by weight sharing."""
 
 from pathlib import Path
 from typing import Any

@@ -111,13 +111,10 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
     assert core.report()["layers_ready"] == (mode == "one_sided")
 
 
-@pytest.mark.parametrize("mode", ["one_sided", None])
-def test_dense_gradients_and_rows_train_in_the_same_way(mode):
-    """A table, and with None a weight that is none, whose rows are made dense."""
-    averages = {"momentum": 0.5, "weight_decay": 0.1}
-    options = OPTIONS.changed({"rows": mode} if mode else averages)
-    start, tables, steps = np.ones((ROWS, WIDTH)), [0] if mode else [], list(batches(12))
-    by_rows, dense = (reference.make_core(options, [start], tables=tables) for _ in range(2))
+def test_rows_of_a_weight_that_is_no_table_are_made_dense():
+    options = OPTIONS.changed({"momentum": 0.5, "weight_decay": 0.1})
+    start, steps = np.ones((ROWS, WIDTH)), list(batches(12))
+    by_rows, dense = (reference.make_core(options, [start]) for _ in range(2))
     one = reference.train(by_rows, [[slices(*batch)] for batch in steps], RATE)
     other = reference.train(dense, [[scattered(*batch)] for batch in steps], RATE)
     assert reference.gap(other, one, [start]) < 1e-12
@@ -130,9 +127,8 @@ def test_dense_gradients_and_rows_train_in_the_same_way(mode):
 def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_table):
     weight = tf.Variable(tf.zeros([4, 2], dtype))
     core = ShampooCore(ShampooOptions(start_preconditioning_step=None), [weight], [0] if is_table else [])
-    gradient = tf.IndexedSlices(
-        tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
-    )
+    values = tf.fill([4096, 2], tf.constant(value, dtype))
+    gradient = tf.IndexedSlices(values, tf.zeros([4096], tf.int32), tf.constant([4, 2]))
     assert bool(core.update_if_finite([gradient], RATE))
     np.testing.assert_allclose(core.variables["tensor0/accumulator"][0], (4096 * value) ** 2, rtol=1e-6)
     np.testing.assert_allclose(tf.cast(weight, tf.float32), [[-RATE] * 2, *[[0.0] * 2] * 3], rtol=1e-3)

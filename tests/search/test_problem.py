@@ -31,9 +31,8 @@ def test_a_prefix_has_whole_queries_and_its_share_of_the_rows(log, given_range):
     for share in (0.1, 0.25, 0.5, 1.0):
         prefix, rows = find_prefix(log, time_range, share)
         assert rows == len(times)
-        read = times_of(
-            log, TimeRange.model_validate({**given_range, **({"end": prefix.end} if prefix.end else {})})
-        )
+        until = {"end": prefix.end} if prefix.end else {}
+        read = times_of(log, TimeRange.model_validate({**given_range, **until}))
         assert len(read) == prefix.rows
         # At most one query, of ten rows, is missing.
         assert share * len(times) - 10 <= prefix.rows <= share * len(times)

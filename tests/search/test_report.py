@@ -39,7 +39,7 @@ def test_the_page_and_the_text_have_the_result_beside_the_baseline(replayed):
         f"searched is better than baseline: PerQueryAUC {difference.whole(signed=True)}."
     ]
     assert rows_of(tables_of(section_of(context, "The result"))[0])["rank"] == {
-        **{"decision": "rank", "choices": "0 1 2 3", "baseline": "3", "searched": "1"},
+        **{"decision": "rank", "choices": "0 1 2 3", "baseline": "3", "searched": "1"}
     }
     titles = [section.title for section in context.sections]
     assert titles[-2:] == ["The controller over time", "How to repeat it"] and "Results" in titles

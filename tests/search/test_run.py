@@ -101,10 +101,8 @@ def test_a_search_that_was_interrupted_ends_with_the_same_bits(searched, place):
     shutil.rmtree(run)
     search()
     assert result_files(Path("out")) == result_files(before)
-    summaries = [
-        json.loads((folder / run.relative_to("out") / "summary.json").read_text())
-        for folder in (Path("out"), before)
-    ]
+    folder = run.relative_to("out")
+    summaries = [json.loads((out / folder / "summary.json").read_text()) for out in (Path("out"), before)]
     for key in ("weights_sha256", "predictions_sha256", "per_query_auc"):
         assert summaries[0][key] == summaries[1][key] is not None
 
@@ -117,7 +115,7 @@ def test_another_search_needs_another_directory(searched, place):
         ({"seed": 2}, "out: holds another search: seed was 1, is 2; use another directory"),
         (
             {"config": merged(SEARCH["config"], {"model": {"prior": 0.2}})},
-            r"holds another search: config.model.prior was 0.3, is 0.2",
+            "config.model.prior was 0.3, is 0.2",
         ),
     ):
         write({**SEARCH, **changes})
@@ -193,19 +191,16 @@ def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch)
     space = make_space(content, base, schema, "example")
     assert space.size == 3**5 * 2
     # The baseline is a candidate, but for the width of ids in so small a log.
-    assert (
-        space.baseline({**base, "model": {**base["model"], "widths": {"user_id": 16, "ad_id": 16}}})
-        is not None
-    )
+    widths = {"user_id": 16, "ad_id": 16}
+    assert space.baseline({**base, "model": {**base["model"], "widths": widths}}) is not None
 
 
 def test_settings_change_the_search_and_its_configuration(root):
     file = root / "examples" / "search.yaml"
     before, base = read_search(file)
     after, changed = read_search(file, ["target=0.8", "seeds=[1, 2, 3]", "config.batch.rows=512"])
-    assert after.model_copy(update={"config": before.config}) == before.model_copy(
-        update={"target": 0.8, "seeds": (1, 2, 3)}
-    )
+    wanted = before.model_copy(update={"target": 0.8, "seeds": (1, 2, 3)})
+    assert after.model_copy(update={"config": before.config}) == wanted
     assert changed == {**base, "batch": {**base["batch"], "rows": 512}}
     with pytest.raises(InputError, match=r"^search .*search\.yaml: tarket: .*target"):
         read_search(file, ["tarket=1"])

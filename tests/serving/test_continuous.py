@@ -41,15 +41,6 @@ class StoppedError(Exception):
     pass
 
 
-def train_until(stop_at: int, *arguments: Any) -> None:
-    def stop(position, _):
-        if position >= stop_at:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        train(*arguments, stop, exporter=export_from_run)
-
-
 @pytest.fixture(scope="module")
 def log(make_rows_log, tmp_path_factory):
     return make_rows_log(tmp_path_factory.mktemp("continuous") / "log", 480)
@@ -73,10 +64,6 @@ def models(run: Path) -> list[tuple[dict[str, Any], list[bytes]]]:
         ({**read_metadata(path), "files": None}, [one.tobytes() for one in saved_variables(path)])
         for path in versions(run / "exports")
     ]
-
-
-def checkpoints(run: Path) -> list[int]:
-    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
 def times_of(run: Path) -> dict[Path, int]:
@@ -114,7 +101,13 @@ def test_they_come_after_every_so_many_examples_and_are_the_models_of_their_posi
 @pytest.mark.slow
 def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path):
     run, config = tmp_path / "run", configured(export=EVERY)
-    train_until(288, log, config, run)
+
+    def stop(position, _):
+        if position >= 288:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(log, config, run, stop, exporter=export_from_run)
     assert exports(run) == [240]
     # The checkpoint lies before the export, which is made again or found.
     made = times_of(run)
@@ -123,9 +116,9 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path):
     assert times_of(run).items() >= made.items()
     # One that was lost is made equal.
     lost = shutil.copytree(run, tmp_path / "lost")
-    for position in checkpoints(lost):
-        if position > 144:
-            shutil.rmtree(lost / "checkpoints" / f"{position:020d}")
+    for path in (lost / "checkpoints").iterdir():
+        if path.name.isdigit() and int(path.name) > 144:
+            shutil.rmtree(path)
     shutil.rmtree(lost / "exports" / "240")
     (lost / "summary.json").unlink()
     train(log, config, lost, exporter=export_from_run)

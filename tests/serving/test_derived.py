@@ -24,10 +24,7 @@ FEATURES = [
     {"name": "age", "kind": "number", "source": "age", "boundaries": [20, 40], "width": 2},
     {"name": "age_copy", "kind": "category", "source": "age_text", "buckets": 30, "width": 2},
     {"name": "item_x_block", "kind": "cross", "of": ["item", "block"], "buckets": 200, "width": 4},
-    {
-        **{"name": "hour", "kind": "number", "source": "hour", "boundaries": [6, 12, 18], "width": 2},
-        "tower": "ui",
-    },
+    {"name": "hour", "kind": "number", "source": "hour", "boundaries": [6, 18], "width": 2, "tower": "ui"},
     {"name": "user", "kind": "category", "source": "user"},
     {"name": "liked", "kind": "category", "buckets": 50, "width": 4, "history": HISTORY},
     {"name": "size", "kind": "category", "source": "whole_size", "buckets": 30, "width": 2, "tower": "ui"},

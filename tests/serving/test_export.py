@@ -40,31 +40,17 @@ from model_cases import (
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 # Each kind of layer, head, ensemble and factor is in a case, and each set of experts; those of soak differ from another
 # one in their rounding or in one part alone.
-SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
-AGREEING = [
-    ("all experts", "float32"),
-    *(
-        pytest.param(model, dtype, marks=SLOW)
-        for model, dtype in (
-            ("attention", "float32"),
-            ("factorized", "float32"),
-            ("growing", "float32"),
-            ("labeled", "float32"),
-            ("numbers by tower", "float32"),
-            ("ensemble", "float32"),
-            ("linear and network", "bfloat16"),
-        )
-    ),
-    *(
-        pytest.param(model, dtype, marks=SOAK)
-        for model, dtype in (
-            ("factorized beside others", "bfloat16"),
-            ("factorized ensemble", "bfloat16"),
-            ("linear and pairs", "float32"),
-            ("logistic", "float32"),
-            ("wide", "bfloat16"),
-        )
-    ),
+OTHERS = {
+    ("slow", "float32"): ("attention", "factorized", "growing", "labeled", "numbers by tower", "ensemble"),
+    ("slow", "bfloat16"): ("linear and network",),
+    ("soak", "float32"): ("linear and pairs", "logistic"),
+    ("soak", "bfloat16"): ("factorized beside others", "factorized ensemble", "wide"),
+}
+AGREEING = [("all experts", "float32")]
+AGREEING += [
+    pytest.param(one, dtype, marks=getattr(pytest.mark, mark))
+    for (mark, dtype), models in OTHERS.items()
+    for one in models
 ]
 
 
@@ -212,9 +198,8 @@ def test_nothing_but_what_predicts_is_in_it(case, exported):
     saved = saved_variables(folder)
     dense = {name: weight for name, weight in state.weights.items() if name != "rank_head"}
     assert len(dense) == len(state.dense) - 1
-    assert sorted(one.shape for one in saved) == sorted(
-        tuple(weight.shape) for weight in [*state.tables.weights, *dense.values()]
-    )
+    weights = [*state.tables.weights, *dense.values()]
+    assert sorted(one.shape for one in saved) == sorted(tuple(weight.shape) for weight in weights)
     assert {one.dtype.name for one in saved} == {"float32", "bfloat16"}
     assert {one.dtype for one in saved_variables(exported("plain"))} == {np.dtype(np.float32)}
     # No server has XLA for it, or Python.
@@ -289,9 +274,8 @@ class TestPublishing:
     def test_a_version_that_is_there_stays_and_no_other_model_takes_its_name(self, case, copied, tmp_path):
         target = copied("logistic")
         before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
-        with pytest.raises(
-            InputError, match=r"123: this version already exists and belongs to another model \(config"
-        ):
+        words = r"123: this version already exists and belongs to another model \(config"
+        with pytest.raises(InputError, match=words):
             export.publish(case().snapshot, tmp_path)
         # Nor one of the same run that learned otherwise.
         snapshot = case("logistic").snapshot

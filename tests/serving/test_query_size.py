@@ -35,12 +35,8 @@ MAPPING = {
     ],
 }
 SMALL = {"deep": {"units": [8]}, "crosses": {"layers": 1, "rank": 2}}
-CONFIG = {
-    "batch": {"rows": 300},
-    "model": SMALL,
-    "checkpoint": {"every_examples": 1, "keep": 99},
-    "compute_dtype": "float32",
-}
+CONFIG = {"batch": {"rows": 300}, "model": SMALL, "compute_dtype": "float32"}
+CONFIG |= {"checkpoint": {"every_examples": 1, "keep": 99}}
 
 
 def draw_pages() -> pd.DataFrame:
@@ -161,10 +157,8 @@ def test_a_page_is_context_and_no_part_of_quality(made):
         assert main(["export", str(folder), "--out", str(folder / "models"), "--quiet"]) == 0
         scorer = Scorer(folder / "models")
         columns = {"user": ["1", "2"], "place": ["3", "4"], "query_size": [2, 40]}
-        q, u = (
-            scorer.quality({"user": ["1", "2"]}),
-            scorer.ui({name: columns[name] for name in list(columns)[1:]}),
-        )
+        q = scorer.quality({"user": ["1", "2"]})
+        u = scorer.ui({name: columns[name] for name in list(columns)[1:]})
         np.testing.assert_allclose(scorer.combine(q, u), scorer.predict(columns), rtol=1e-5)
     model = {**SMALL, "factorized": {"ui_features": []}}
     with pytest.raises(InputError, match="no feature with a width above 0 is in the tower ui"):

@@ -258,10 +258,7 @@ class TestRefusals:
             (["log", "--start", "soon"], "start: 'soon' is not allowed: an ISO date or datetime is required"),
             (["log", "--start", "2026-01-02", "--end", "2026-01-02"], "must be before end"),
             (["log", "--start", "2100-01-01"], "log: no partition of the log overlaps --start and --end; it"),
-            (
-                ["rows.csv"],
-                "rows.csv is a file, not the directory of an example log; ctr quickstart rows.csv",
-            ),
+            (["rows.csv"], "rows.csv is a file, not the directory of an example log; ctr quickstart"),
             (["few"], "the log has the features of schema"),
         ],
     )

@@ -24,9 +24,8 @@ def rows():
 @pytest.fixture
 def write_run(rows, tmp_path):
     def write(name, **summary) -> Path:
-        return run_directories.write_run(
-            tmp_path / name, rows, run_directories.predict(rows, 1, 1.0), **summary
-        )
+        logit = run_directories.predict(rows, 1, 1.0)
+        return run_directories.write_run(tmp_path / name, rows, logit, **summary)
 
     return write
 

@@ -68,9 +68,8 @@ def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
     write_experiment(tmp_path)
     assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
     text, result = message(tmp_path)
-    changes = [
-        one for one in result[""]["results"] if one["arm"] == "dcn" and "per_query_auc_d" in one["metric"]
-    ]
+    numbers = [one for one in result[""]["results"] if one["arm"] == "dcn"]
+    changes = [one for one in numbers if "per_query_auc_d" in one["metric"]]
     assert len(changes) == 3 and {one["value"] for one in changes} == {None}
     assert result("per_query_auc_significant", "dcn") is None
     assert "dcn has no tuning points by flops: its accuracy is undefined" in text
@@ -92,9 +91,7 @@ def test_runs_over_another_log_or_of_other_examples(rows, copy):
     write_small(folder, rows, logits(rows, "optimizer", 2), log_sha256="b" * 64)
     for log in ("a" * 64, None):
         edit(copy / "plan.json", lambda plan, log=log: plan.update(log_sha256=log))
-        with pytest.raises(
-            NotComparableError, match=r"optimizer-seed-2.*read another log .*bbbbbbbb"
-        ) as error:
+        with pytest.raises(NotComparableError, match=r"optimizer-seed-2.*read another log .*bbb") as error:
             write_experiment(copy)
         assert "\n" not in str(error.value)
 
@@ -138,10 +135,7 @@ def test_wrong_plans_and_costs_are_one_line(tmp_path):
         (lambda plan: plan.pop("baseline"), r"baseline: Field required"),
         (lambda plan: plan.update(baseline="other"), r".*'other' must be the name of an arm: base, arm"),
         (lambda plan: plan["arms"][1].update(name="../x"), r"arms.1.name: String should match.*got '../x'"),
-        (
-            lambda plan: plan["arms"][1].update(name="base"),
-            r".*arms must have distinct names, got base, base",
-        ),
+        (lambda plan: plan["arms"][1].update(name="base"), r".*distinct names, got base, base"),
     ):
         write_plan(tmp_path, {"base": {}, "arm": {}})
         edit(tmp_path / "plan.json", change)

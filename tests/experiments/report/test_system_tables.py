@@ -1,6 +1,5 @@
 """Constrained slices of an experiment, reported from folders made by hand."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.windows import Sums
 from ctr.experiments.report.write import write_experiment
-from experiment_folders import message, page_of, result_of, write_small
+from experiment_folders import edit, message, page_of, result_of, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan, write_sums
 
@@ -85,9 +84,8 @@ def test_bias_and_variance_of_slices_are_those_of_their_rows(system, rows, drawn
     significant = []
     for key, (table, inside) in wanted.items():
         ours, theirs = ([bias(table, name, seed, inside) for seed in SEEDS] for name in ("bound", "base"))
-        assert result("slice_weight", "bound", slice=key) == pytest.approx(
-            table["metric_weight"][inside].sum()
-        )
+        weight = table["metric_weight"][inside].sum()
+        assert result("slice_weight", "bound", slice=key) == pytest.approx(weight)
         assert result("bias", "bound", slice=key) == pytest.approx(np.mean(ours), abs=1e-12)
         assert result("reference_bias", "bound", slice=key) == pytest.approx(np.mean(theirs), abs=1e-12)
         by_seed = [100 * (abs(a) / abs(b) - 1) for a, b in zip(ours, theirs, strict=True)]
@@ -135,9 +133,7 @@ def test_what_is_told(system):
 
 
 def test_without_names_the_slices_of_most_weight_are_shown(copy):
-    plan = json.loads((copy / "plan.json").read_text())
-    plan["slices"] = {}
-    (copy / "plan.json").write_text(json.dumps(plan))
+    edit(copy / "plan.json", lambda plan: plan.update(slices={}))
     text, result = message(copy)
     weights = result.numbers.by("slice", "slice_weight", arm="bound")
     first = max(weights, key=lambda key: weights[key].value)
@@ -148,9 +144,7 @@ def test_without_names_the_slices_of_most_weight_are_shown(copy):
 
 
 def test_families_with_other_slices_are_not_compared(copy):
-    plan = json.loads((copy / "plan.json").read_text())
-    plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
-    (copy / "plan.json").write_text(json.dumps(plan))
-    assert {key.split("/")[0] for key in message(copy)[1].numbers.by("slice", "bias", arm="bound")} == {
-        "apart"
-    }
+    other = [*LOW["slices"][:3], "position 3 or 4", *LOW["slices"][4:]]
+    edit(copy / "plan.json", lambda plan: plan["arms"][1]["families"][0].update(slices=other))
+    found = message(copy)[1].numbers.by("slice", "bias", arm="bound")
+    assert {key.split("/")[0] for key in found} == {"apart"}

@@ -46,9 +46,8 @@ def test_nothing_is_told_beyond_the_sweep_but_a_bound():
     # The ends belong to the sweep.
     for cost, accuracy in ((2, 0.72), (8, 0.76)):
         at_cost = accuracy_at_neutral_cost(points, CurvePoint(cost, exact(0.7)))
-        assert at_cost.value == pytest.approx(accuracy / 0.7 - 1) and math.isfinite(
-            at_cost.high - at_cost.low
-        )
+        assert at_cost.value == pytest.approx(accuracy / 0.7 - 1)
+        assert math.isfinite(at_cost.high - at_cost.low)
         at_accuracy = cost_at_neutral_accuracy(points, CurvePoint(4, exact(accuracy)))
         assert at_accuracy.value == pytest.approx(cost / 4 - 1)
     # One point is a curve of its own; a crossing at the edge has no interval.
@@ -63,16 +62,11 @@ def test_nothing_is_told_beyond_the_sweep_but_a_bound():
 
 def test_the_cheapest_crossing_of_a_curve_that_falls_and_rises():
     points = curve((1, 0.70), (2, 0.74), (4, 0.70), (8, 0.78))
-    assert cost_at_neutral_accuracy(points, CurvePoint(1, exact(0.72))).value == pytest.approx(
-        math.sqrt(2) - 1
-    )
-    assert cost_at_neutral_accuracy(points, CurvePoint(1, exact(0.76))).value == pytest.approx(
-        4 * 2**0.75 - 1
-    )
+    flat = curve((1, 0.7), (2, 0.74), (4, 0.74))
     # A flat stretch: where it begins. Of equal costs the most accurate counts.
-    assert (
-        cost_at_neutral_accuracy(curve((1, 0.7), (2, 0.74), (4, 0.74)), CurvePoint(1, exact(0.74))).value == 1
-    )
+    for own, accuracy, cost in ((points, 0.72, math.sqrt(2)), (points, 0.76, 4 * 2**0.75), (flat, 0.74, 2)):
+        found = cost_at_neutral_accuracy(own, CurvePoint(1, exact(accuracy)))
+        assert found.value == pytest.approx(cost - 1)
     points = by_cost(curve((2, 0.72), (1, 0.7), (2, 0.74), (2, 0.71)))
     assert [(point.cost, float(point.accuracy.point)) for point in points] == [(1, 0.7), (2, 0.74)]
 
@@ -88,9 +82,8 @@ def test_intervals_are_those_of_replicates_read_one_by_one():
         at_cost.append(np.interp(math.log(2), np.log([1, 3, 9]), own) / target - 1)
         at_accuracy.append(np.interp(target, own, np.log([1, 3, 9])))
     found = accuracy_at_neutral_cost(points, CurvePoint(2, reference))
-    assert found.value == pytest.approx(
-        np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1
-    )
+    expected = np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1
+    assert found.value == pytest.approx(expected)
     assert found.high - found.value == pytest.approx(margin_of(at_cost), rel=1e-9)
     found = cost_at_neutral_accuracy(points, CurvePoint(2, reference))
     assert math.log1p(found.value) == pytest.approx(math.log(3) * 2 / 3 - math.log(2))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import log_loss
 
 from ctr.data.log import MAX_TIME_US
 from ctr.eval.arrays import sigmoid
@@ -27,12 +27,14 @@ ACCURACY = "Accuracy: changes in percent of the reference's"
 
 
 def accuracy(table: pd.DataFrame) -> dict[str, float]:
-    """PerQueryAUC and logloss by scikit-learn."""
-    table = table[table["metric_weight"] > 0].astype(np.float64)
-    queries = [query for _, query in table.groupby("query_id") if query["label"].nunique() == 2]
-    aucs = [roc_auc_score(one["label"], one["logit"], sample_weight=one["metric_weight"]) for one in queries]
-    loss = log_loss(table["label"], sigmoid(table["logit"]), sample_weight=table["metric_weight"])
-    return {"per_query_auc": float(np.mean(aucs)), "logloss": float(loss)}
+    """PerQueryAUC by all pairs, and logloss by scikit-learn."""
+    columns = ["query_id", "label", "logit", "metric_weight"]
+    query, label, logit, weight = table.loc[table["metric_weight"] > 0, columns].to_numpy(np.float64).T
+    clicked, other = np.nonzero((query[:, None] == query) & (label[:, None] > label))
+    weights, above = weight[clicked] * weight[other], np.sign(logit[clicked] - logit[other]) / 2 + 0.5
+    sums = pd.DataFrame({"auc": weights * above, "weight": weights}).groupby(query[clicked]).sum()
+    loss = log_loss(label, sigmoid(logit), sample_weight=weight)
+    return {"per_query_auc": float((sums["auc"] / sums["weight"]).mean()), "logloss": float(loss)}
 
 
 def recorded(folder: Path, name: str, seed: int) -> pd.DataFrame:
@@ -66,15 +68,12 @@ def test_changes_are_those_of_the_predictions(experiment, context, name, referen
         assert result(f"{metric}_change_percent", name) == pytest.approx(change, abs=1e-9)
         by_seed = result.by_seed(f"{metric}_difference", name)
         assert list(by_seed) == ["1", "2", "3"] and list(by_seed.values()) == pytest.approx(own, abs=1e-12)
-        assert list(result.by_seed(f"{metric}_change_percent", name).values()) == pytest.approx(
-            percent, abs=1e-9
-        )
+        changes = result.by_seed(f"{metric}_change_percent", name)
+        assert list(changes.values()) == pytest.approx(percent, abs=1e-9)
         if metric == "per_query_auc":
-            table = rows_of(tables_of(section_of(context, ACCURACY))[0])
-            spread = table[name]["by seed ± sd"]
-            assert spread.startswith(f"{percent.min():+.2f}..") and spread.endswith(
-                f"± {percent.std(ddof=1):.2f}"
-            )
+            spread = rows_of(tables_of(section_of(context, ACCURACY))[0])[name]["by seed ± sd"]
+            assert spread.startswith(f"{percent.min():+.2f}..")
+            assert spread.endswith(f"± {percent.std(ddof=1):.2f}")
 
 
 def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):
@@ -130,11 +129,8 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
     text, result = message(copy)
     for name in noise:
         metric, rounding = "retrain_difference", {"slice": "rounding"}
-        assert list(result.numbers.by("slice", "retrain_pairs_planned", arm=name)) == [
-            "rounding",
-            "order",
-            "seed",
-        ]
+        kinds = [*result.numbers.by("slice", "retrain_pairs_planned", arm=name)]
+        assert kinds == ["rounding", "order", "seed"]
         assert result.by_seed(metric, name, **rounding) == pytest.approx(expected[name], rel=1e-6)
         values = np.array([*expected[name].values()])
         assert result(metric, name, **rounding) == pytest.approx(values.mean(), rel=1e-6)
@@ -149,9 +145,8 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
         spread = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
         assert (high - low) / 2 >= 4.302653 * spread * (1 - 1e-6)
     means = [np.mean([*expected[name].values()]) for name in ("dcn", "base")]
-    assert result("retrain_difference_ratio", "dcn", slice="rounding") == pytest.approx(
-        means[0] / means[1], rel=1e-6
-    )
+    ratio = result("retrain_difference_ratio", "dcn", slice="rounding")
+    assert ratio == pytest.approx(means[0] / means[1], rel=1e-6)
     assert not result.numbers.by("slice", "retrain_pairs_planned", arm="optimizer")
     # One that did not finish is left out, and counted.
     (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
@@ -216,9 +211,8 @@ def test_calibration_is_that_of_all_seeds_together(experiment):
     label = sum((table["metric_weight"] * table["label"]).sum() for table in tables)
     result = result_of(experiment)
     deciles = [f"decile {decile}" for decile in range(1, 11)]
-    weights, labels = (
-        [result(key, "dcn", slice=decile) for decile in deciles] for key in ("weight", "mean_label")
-    )
+    weights = [result("weight", "dcn", slice=decile) for decile in deciles]
+    labels = [result("mean_label", "dcn", slice=decile) for decile in deciles]
     assert sum(weights) == pytest.approx(weight)
     assert np.dot(weights, labels) == pytest.approx(label)
 

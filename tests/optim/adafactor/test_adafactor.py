@@ -62,8 +62,7 @@ class Replay:
 def gradients(steps, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        [np.asarray(rng.normal(size=shape) * 10.0 ** rng.uniform(-2, 1)) for shape in SHAPES]
-        for _ in range(steps)
+        [np.asarray(rng.normal(size=s) * 10.0 ** rng.uniform(-2, 1)) for s in SHAPES] for _ in range(steps)
     ]
 
 
@@ -143,11 +142,7 @@ def row_history(rows, width, steps=30, seed=2):
 
 @pytest.mark.parametrize(
     ("jit", "changed"),
-    [
-        (False, {}),
-        (False, {"beta2": 0.9}),
-        pytest.param(True, {"decay_power": 1.0}, marks=pytest.mark.slow),
-    ],
+    [(False, {}), (False, {"beta2": 0.9}), pytest.param(True, {"decay_power": 1.0}, marks=pytest.mark.slow)],
 )
 def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed):
     options, start = AdafactorOptions(epsilon1=1e-4, **changed), np.random.default_rng(5).normal(size=(9, 4))
@@ -158,10 +153,8 @@ def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed
         # Of repeated rows the gradients are summed, and a row without a gradient is not touched.
         repeated = np.concatenate([gradient / 2, gradient / 2, np.zeros((1, 4))])
         indices = np.concatenate([ids, ids, [8]])
-        update(
-            [tf.IndexedSlices(tf.constant(repeated), tf.constant(indices), tf.constant([9, 4]))],
-            tf.constant(RATE, tf.float64),
-        )
+        slices = tf.IndexedSlices(tf.constant(repeated), tf.constant(indices), tf.constant([9, 4]))
+        update([slices], tf.constant(RATE, tf.float64))
     expected = replay_rows(options, start, history, RATE)
     np.testing.assert_allclose(core.weights[0].numpy(), expected, rtol=1e-9, atol=1e-12)
 

@@ -77,11 +77,7 @@ def batch(loss, shape=(2, 3)):
 
 def by_weight(found):
     """The quantities of weights and biases in the order of the model's."""
-    return [
-        quantities
-        for layer in found.values()
-        for quantities in (layer.weight, *([layer.bias] if layer.bias else []))
-    ]
+    return [one for layer in found.values() for one in (layer.weight, layer.bias) if one]
 
 
 def row_gradients(model, loss, inputs, labels):
@@ -189,10 +185,8 @@ def test_kronecker_factors_are_the_averages_of_their_definitions():
     first = np.tanh(flat @ model.layers[1].kernel.numpy() + model.layers[1].bias.numpy())
     second = np.tanh(first @ kernel)
     slopes = 1 - second**2
-    sent = [
-        (last @ matrix @ last.T) * np.outer(slope, slope) for matrix, slope in zip(outer, slopes, strict=True)
-    ]
-    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, np.mean(sent, 0), rtol=1e-11)
+    sent = (last @ outer @ last.T) * np.einsum("ni,nj->nij", slopes, slopes)
+    np.testing.assert_allclose(found["second"].factors["kflr"].outputs, sent.mean(0), rtol=1e-11)
     np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
     averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
     np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)
@@ -218,9 +212,8 @@ def test_kronecker_factors_of_convolutions():
     """BACKPACK's convention: A sums over positions, and B is the Gauss-Newton matrix of the bias."""
     loss = "categorical_crossentropy"
     model, inputs, labels = case("convolutions", loss)
-    found = statistics_of(
-        model, loss, (inputs, labels), ("kflr", "kfra", "kfac", "ggn_mc"), samples=2, seed=3
-    )
+    rules = ("kflr", "kfra", "kfac", "ggn_mc")
+    found = statistics_of(model, loss, (inputs, labels), rules, samples=2, seed=3)
     outer = output_hessians(loss, model(inputs), tf.constant(labels))
     first, pool, second, flatten, last = model.layers
     middle = pool(first(inputs)).numpy()
@@ -239,9 +232,7 @@ def test_kronecker_factors_of_convolutions():
     np.testing.assert_allclose(found["first"].factors["kfac"].outputs, expected, rtol=1e-12, atol=1e-16)
     np.testing.assert_allclose(found["first"].bias["ggn_mc"], np.diag(expected), rtol=1e-12, atol=1e-16)
     # KFRA: from module to module, of Jacobians of single rows (eq. 24).
-    linear = [
-        lambda z, layer=layer: tf.nn.conv2d(z, layer.kernel, layer.strides, "VALID") for layer in [second]
-    ]
+    linear = [lambda z: tf.nn.conv2d(z, second.kernel, second.strides, "VALID")]
     modules = [last, flatten, tf.tanh, *linear, pool, tf.tanh]
     before = [tf.constant(inputs)]
     before.append(tf.nn.conv2d(inputs, first.kernel, first.strides, "SAME") + first.bias)
@@ -351,10 +342,7 @@ def probabilities():
         ("has trainable weights whose gradients", {"model": lambda: sequence(SquaredDense(3), inputs=(6,))}),
         ("is not Sequential; allowed for kfra", {"model": residual, "quantities": ("kfra",)}),
         ("has outputs of shape", {"model": images, "inputs": np.zeros((7, 4, 4, 2))}),
-        (
-            r"inputs of shape \(7, 2, 3\); allowed",
-            {"model": lambda: sequence(keras.layers.Dense(3), inputs=(2, 3))},
-        ),
+        (r"inputs of shape \(7, 2, 3\)", {"model": lambda: sequence(keras.layers.Dense(3), inputs=(2, 3))}),
         ("is called twice", {"model": twice, "inputs": np.zeros((7, 3))}),
         ("has several inputs or outputs", {"model": two_inputs}),
         # Probabilities are not read as logits, wherever the activation is.

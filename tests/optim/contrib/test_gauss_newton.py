@@ -21,11 +21,6 @@ def make():
     return model
 
 
-def batches(count):
-    rng = np.random.default_rng(0)
-    return [(rng.normal(size=(ROWS, 5)), rng.integers(0, 3, ROWS)) for _ in range(count)]
-
-
 def softmax(logits):
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
@@ -40,13 +35,11 @@ def replay(curvature, weights, history, draws):
         # Of each row: columns [C, K] whose outer product is the Hessian of its loss, or estimates it.
         hessian = [np.diag(p) - np.outer(p, p) for p in chance]
         if curvature in ("ggn_mc", "kfac"):
-            roots = [
-                (p - np.eye(3)[k])[:, np.newaxis] for p, k in zip(chance, drawn(hidden @ v), strict=True)
-            ]
+            classes_drawn = np.eye(3)[drawn(hidden @ v)]
+            roots = list((chance - classes_drawn)[:, :, np.newaxis])
         else:
-            roots = [
-                vectors * np.sqrt(np.maximum(values, 0)) for values, vectors in map(np.linalg.eigh, hessian)
-            ]
+            decomposed = map(np.linalg.eigh, hessian)
+            roots = [vectors * np.sqrt(np.maximum(values, 0)) for values, vectors in decomposed]
         slopes = 1 - hidden**2
         sent = [(v @ root) * slope[:, np.newaxis] for root, slope in zip(roots, slopes, strict=True)]
         factors = {
@@ -66,10 +59,8 @@ def replay(curvature, weights, history, draws):
                 for values, columns in ((inputs, sent), (hidden, roots))
             )
             of_b = np.diag(factors["b_hidden"])
-            steps = [
-                gradient / (diagonal + DAMPING + L2)
-                for gradient, diagonal in zip(gradients, (of_w, of_b, of_v), strict=True)
-            ]
+            pairs = zip(gradients, (of_w, of_b, of_v), strict=True)
+            steps = [gradient / (diagonal + DAMPING + L2) for gradient, diagonal in pairs]
         else:
             steps = [
                 kronecker(gradients[0], factors["w"], factors["b_hidden"]),
@@ -90,7 +81,8 @@ def kronecker(gradient, a, b):
 
 @pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "kfac", "kflr", "kfra"])
 def test_steps_are_those_of_the_papers_rule(curvature):
-    model, history = make(), batches(3)
+    model, rng = make(), np.random.default_rng(0)
+    history = [(rng.normal(size=(ROWS, 5)), rng.integers(0, 3, ROWS)) for _ in range(3)]
     start = [weight.numpy() for weight in model.trainable_weights]
 
     def drawing(step):

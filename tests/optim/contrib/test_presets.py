@@ -93,9 +93,8 @@ class FfLayer:
 
     def __init__(self, weight):
         self.w, self.m, self.d = weight, np.zeros(weight.shape), np.full(weight.shape, self.initial)
-        self.blocks = [
-            (where, Block(*weight[where].shape)) for where in cuts(weight.shape) if weight.ndim == 2
-        ]
+        places = cuts(weight.shape) if weight.ndim == 2 else ()
+        self.blocks = [(where, Block(*weight[where].shape)) for where in places]
 
     def roots(self, block):
         return [power(a, -1 / 4, self.epsilon * np.linalg.eigvalsh(a)[-1]) for a in block.sides]
@@ -119,14 +118,8 @@ class FfLayer:
 
 
 # PT algorithm 2 with beta2 = 1, AdaGrad's graft and no momentum, each block by itself (4.2).
-PT = {
-    "lr": RATE,
-    "betas": (0.9, 1.0),
-    "epsilon": 1e-12,
-    "graft": ("adagrad", 1.0, 1e-10),
-    "max_preconditioner_dim": BLOCK,
-    "precondition_frequency": EVERY,
-}
+PT = {"lr": RATE, "betas": (0.9, 1.0), "epsilon": 1e-12, "graft": ("adagrad", 1.0, 1e-10)}
+PT |= {"max_preconditioner_dim": BLOCK, "precondition_frequency": EVERY}
 
 
 def small(name, **changes):

@@ -104,10 +104,10 @@ def test_the_callback_finds_shampoo_among_the_parts(options):
 
 def test_the_callback_refuses_none_and_two():
     adam = keras.optimizers.Adam()
-    for default, other, found in (
+    for default, other, found in [
         (adam, Adafactor(), "Adafactor, Adam"),
         (Shampoo(), Soap(), "Soap, Shampoo"),
-    ):
+    ]:
         model = with_parts(default, {"hidden/kernel": other})
         with pytest.raises(ValueError, match=f"requires one optimizer Shampoo, not {found}$"):
             fit(model, 1, [ShampooCallback()])

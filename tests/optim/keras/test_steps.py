@@ -48,10 +48,8 @@ CLIPS = {
 @pytest.mark.parametrize("option", CLIPS)
 def test_clipping_comes_before_the_step(api, option):
     descent = {"start_preconditioning_step": None, "grafting": {"kind": "sgd"}, "tables": None}
-    before, model = (
-        values(make_model(api)),
-        trained(api, api.optim.Shampoo(0.02, **descent, **{option: 0.5}), 1),
-    )
+    before = values(make_model(api))
+    model = trained(api, api.optim.Shampoo(0.02, **descent, **{option: 0.5}), 1)
     # Rows that are repeated count by themselves.
     clipped = CLIPS[option](gradients(model.trainable_variables, 0))
     for now, was, gradient in zip(values(model), before, clipped, strict=True):

@@ -39,14 +39,8 @@ def by_fit(api):
 
 
 # Keras 2 has no `apply`.
-LOOPS = [
-    ("graph", "apply_gradients"),
-    *(
-        [("graph", "apply"), ("eager", "apply without variables")]
-        if IS_KERAS_3
-        else [("eager", "apply_gradients")]
-    ),
-]
+OF_KERAS_3 = [("graph", "apply"), ("eager", "apply without variables")]
+LOOPS = [("graph", "apply_gradients"), *(OF_KERAS_3 if IS_KERAS_3 else [("eager", "apply_gradients")])]
 
 
 @pytest.mark.parametrize(("wrap", "way"), LOOPS, ids=lambda part: str(part).replace(" ", "_"))
@@ -116,26 +110,6 @@ def test_with_jit_compile_roots_come_from_the_callback_or_from_the_device(api):
     # Roots of step 18 came into use at step 22.
     by_host = [report["refreshed"] - report["device"] for report in (alone, again)]
     assert by_host[1] > by_host[0] and again["staleness_max"] == 7 and again["failed"] == 0
-
-
-def test_a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables(api):
-    # One Keras with XLA, the other one without.
-    def trained():
-        model = compiled(api, api.optim.Shampoo(0.02, **quick()), jit_compile=api.is_keras3)
-        history = fit(model, 8, [api.optim.ShampooCallback()])
-        return model, {name: own[-1] for name, own in history.items() if "seconds" not in name}
-
-    plain, expected = trained()
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        mirrored, history = trained()
-    optimizer = mirrored.optimizer
-    assert isinstance(optimizer.core.step, tf.distribute.DistributedValues)
-    report = optimizer.core.report()
-    assert (report["layers_ready"], report["refreshed"], report["staleness_max"]) == (1, 2, 6)
-    assert report == plain.optimizer.core.report() and history == expected
-    assert optimizer.describe() == plain.optimizer.describe()
-    optimizer.core.exchange()
-    assert_same(values(mirrored), values(plain))
 
 
 # Mixed precision.
@@ -238,17 +212,10 @@ def test_training_that_is_saved_in_any_way_goes_on_to_the_same_bits(api, tmp_pat
 
 # The family.
 
+DIAGONALS = quick(method="diagonal", blocking={"max_dimension": 4, "vectors": True})
 FAMILY = {
     "SOAP": ("Soap", quick()),
-    "diagonals and vectors": (
-        "Shampoo",
-        quick(
-            method="diagonal",
-            blocking={"max_dimension": 4, "vectors": True},
-            limits={"absolute": 0.5},
-            rows="one_sided",
-        ),
-    ),
+    "diagonals and vectors": ("Shampoo", DIAGONALS | {"limits": {"absolute": 0.5}, "rows": "one_sided"}),
     "Adafactor": ("Adafactor", {"beta1": 0.5}),
 }
 
@@ -277,10 +244,8 @@ def test_all_of_the_family_compile_learn_and_resume_to_the_bit(api, name, tmp_pa
 
 def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path):
     model = compiled(api, api.optim.Shampoo(0.02, **quick()))
-    callbacks = [
-        api.optim.ShampooCallback(),
-        api.keras.callbacks.TensorBoard(str(tmp_path / "keras"), write_graph=False),
-    ]
+    tensorboard = api.keras.callbacks.TensorBoard(str(tmp_path / "keras"), write_graph=False)
+    callbacks = [api.optim.ShampooCallback(), tensorboard]
     history = fit(model, 8, callbacks)
     report, timing = model.optimizer.core.report(), model.optimizer.core.timing()
     assert {name: history[f"shampoo/{name}"] for name in report} == {n: [v] for n, v in report.items()}

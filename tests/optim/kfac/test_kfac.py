@@ -57,9 +57,8 @@ def replay(model, options, rate, history):
                 count = len(a[taken])
                 new = a[taken].T @ a[taken] / count, g[taken].T @ g[taken] / count
                 old = sums[i] or (0.0, 0.0)
-                sums[i] = tuple(
-                    options.decay * o + (1 - options.decay) * n for o, n in zip(old, new, strict=True)
-                )
+                pairs = zip(old, new, strict=True)
+                sums[i] = tuple(options.decay * o + (1 - options.decay) * n for o, n in pairs)
         if t in (1, 5) or t % options.inverse_frequency == 0:
             sides = [tuple(s / (1 - options.decay**collections) for s in pair) for pair in sums]
         for i, (a, g) in enumerate(layers):
@@ -221,24 +220,18 @@ def test_a_block_of_a_resnet_beside_gradients_of_each_row():
     model = resnet_block()
     rng = np.random.default_rng(1)
     images, labels = rng.normal(size=(6, 4, 4, 2)), rng.integers(0, 2, size=(6, 2)).astype(np.float64)
-    repeated = [
-        tf.Variable(np.repeat(part.numpy()[np.newaxis], 6, axis=0))
-        for part in (
-            model.get_layer("batch").gamma,
-            model.get_layer("batch").beta,
-            model.get_layer("rows").gamma,
-        )
-    ]
+    batch, of_rows = model.get_layer("batch"), model.get_layer("rows")
+    parts = (batch.gamma, batch.beta, of_rows.gamma)
+    repeated = [tf.Variable(np.repeat(part.numpy()[np.newaxis], 6, axis=0)) for part in parts]
     noise = {name: tf.Variable(np.zeros((6, 4, 4, 3))) for name in ("stem", "branch")}
     with tf.GradientTape() as tape:
         outputs, normal = by_hand(model, images, *repeated, noise)
         losses = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), 1)
         total = tf.reduce_sum(losses)
-    scale, shift, row_scale, at_stem, at_branch = (
-        gradient.numpy() for gradient in tape.gradient(total, [*repeated, *noise.values()])
-    )
+    gradients = tape.gradient(total, [*repeated, *noise.values()])
+    scale, shift, row_scale, at_stem, at_branch = (gradient.numpy() for gradient in gradients)
     before = {weight.path: weight.numpy() for weight in model.weights}
-    moments = [part.numpy() for part in (model.get_layer("batch").moving_mean,)]
+    mean_before = batch.moving_mean.numpy()
     trainer = KfacTrainer(model, "binary_crossentropy", 0.1, fisher="empirical", decay=0.0, damping=0.3)
     loss = trainer.step(images, labels)
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-12)
@@ -262,15 +255,13 @@ def test_a_block_of_a_resnet_beside_gradients_of_each_row():
     damping = 0.3 * np.trace(fisher, axis1=1, axis2=2).mean() / 2
     (a, b), (_, d) = np.moveaxis(fisher, 0, -1) + damping * np.eye(2)[:, :, np.newaxis]
     mean = pairs.sum(0) / 6
-    step = (
-        np.stack([d * mean[:, 0] - b * mean[:, 1], a * mean[:, 1] - b * mean[:, 0]], 1)
-        / (a * d - b**2)[:, None]
-    )
+    step = np.stack([d * mean[:, 0] - b * mean[:, 1], a * mean[:, 1] - b * mean[:, 0]], 1)
+    step /= (a * d - b**2)[:, None]
     graft = mean / np.sqrt(mean**2 + trainer.core.options.initial_accumulator)
     step *= np.linalg.norm(graft) / np.linalg.norm(step)
-    for index, part in enumerate((model.get_layer("batch").gamma, model.get_layer("batch").beta)):
+    for index, part in enumerate((batch.gamma, batch.beta)):
         np.testing.assert_allclose(before[part.path] - part, 0.1 * step[:, index], rtol=1e-9, atol=1e-13)
-    assert not np.allclose(model.get_layer("batch").moving_mean, moments[0])
+    assert not np.allclose(batch.moving_mean, mean_before)
 
 
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -101,15 +101,8 @@ def optimizer(table, features=2, copies=1):
 
 def step(made, rows, gradient, curvature, groups):
     rows = tf.constant(rows)
-    given_rows = tf.gather(made.tables["t"], rows)
-    one = RowGradient(
-        rows,
-        given_rows,
-        made.read([rows])[0],
-        tf.constant(gradient, tf.float32),
-        tf.constant(curvature, tf.float32),
-        tf.constant(groups),
-    )
+    before = tf.gather(made.tables["t"], rows), made.read([rows])[0]
+    one = RowGradient(rows, *before, *constants(gradient, curvature), tf.constant(groups))
     made.update([one], tf.constant(1.0))
 
 
@@ -122,9 +115,8 @@ def test_copies_learn_each_by_itself():
         step(made, [0, 1, 2, 3], np.tile(gradient, times), [0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1])
     np.testing.assert_array_equal(double.numpy(), np.tile(single.numpy(), 2))
     for name in ("prior_precision/t", "forgetting/t", *ROW_STATE):
-        np.testing.assert_array_equal(
-            two.variables[name].numpy(), np.tile(one.variables[name].numpy(), 2), err_msg=name
-        )
+        expected = np.tile(one.variables[name].numpy(), 2)
+        np.testing.assert_array_equal(two.variables[name].numpy(), expected, err_msg=name)
 
 
 def test_rows_that_begin_anew_are_as_fresh_ones():

@@ -24,9 +24,8 @@ def history(seed=0):
     found = []
     for _ in range(STEPS):
         rows = rng.permutation(ROWS)[: rng.integers(1, 7)]
-        found.append(
-            (rows.astype(np.int32), (rng.normal(size=(len(rows), COLUMNS)) @ mixing).astype(np.float32))
-        )
+        gradient = rng.normal(size=(len(rows), COLUMNS)) @ mixing
+        found.append((rows.astype(np.int32), gradient.astype(np.float32)))
     return found
 
 
@@ -34,9 +33,8 @@ def make(limit=None, **changed):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
     setup = RowSetup([rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, limit)
     optimizer = RowOneSided(setup, OPTIONS.changed(changed))
-    table = tf.Variable(
-        np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
-    )
+    start = np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    table = tf.Variable(start, shape=[None, COLUMNS])
     optimizer.build({"user": table})
     return optimizer, table
 
@@ -59,9 +57,8 @@ def test_each_copy_takes_the_steps_of_the_core():
     train(optimizer, table, history())
     for copy in range(COPIES):
         part = slice(copy * (WIDTH + 1), copy * (WIDTH + 1) + WIDTH)
-        np.testing.assert_allclose(
-            table.numpy()[:, part], by_the_core(start[:, part], part), rtol=1e-4, atol=1e-5
-        )
+        expected = by_the_core(start[:, part], part)
+        np.testing.assert_allclose(table.numpy()[:, part], expected, rtol=1e-4, atol=1e-5)
         linear, sums = start[:, part.stop].astype(np.float64), np.full(ROWS, 0.1)
         for rows, gradient in history():
             sums[rows] += gradient[:, part.stop] ** 2

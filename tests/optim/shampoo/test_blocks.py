@@ -77,12 +77,3 @@ def test_every_element_is_in_one_block_and_comes_back_to_its_place(tensors, bloc
 def test_what_is_preconditioned_along_which_sides(shape, changed, blocks):
     stacks = of(shape, **changed).stacks
     assert [(stack.count, stack.block, stack.axes) for stack in stacks][:3] == blocks
-
-
-def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
-    # A long side that stays whole makes another exponent of the same shape.
-    stacks = of((9, 3), (3, 3), block_size=3, blocking={"max_dimension": 8}).stacks
-    assert [(stack.block, stack.axes, stack.tensors) for stack in stacks] == [
-        ((9, 3), (1,), (0,)),
-        ((3, 3), (0, 1), (1,)),
-    ]

@@ -16,25 +16,6 @@ from ctr.workers.parts import Part, reshard, shard
 from thread_group import together
 
 
-def test_tables_and_their_factors_stay_whole():
-    options = reference.options(rows="one_sided")
-    layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
-    tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
-    for rank, division in enumerate(together(2, lambda workers: divide(options, layout, workers))):
-        for index in (1, 2, 3):
-            assert division.take(tensors)[index] is tensors[index]
-            assert division.local.table_factors[index] == layout.table_factors[index]
-        *stacks, twos, threes = division.local.factors
-        assert [(factor.count, factor.tensors, factor.numbers) for factor in (twos, threes)] == [
-            (1, (1,), (0,)),
-            (2, (2, 3), (0, 1)),
-        ]
-        # Their places in what all send each other follow those of the blocks, and each of their roots counts once.
-        assert twos.offset == sum(factor.count for factor in stacks) and threes.offset == twos.offset + 1
-        assert twos.is_copy == threes.is_copy == (rank > 0)
-        assert all(division.part(name) is None for name in ("tables2/root", "tensor1/accumulator"))
-
-
 def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
     shapes = [(416, 416), (416, 1024), (1024, 256), (256, 1), (256,)]
     options = reference.options(block_size=128, momentum=0.9)
@@ -52,6 +33,7 @@ STEPS = 14
 BREAK = 9  # Between two exchanges, with roots in flight.
 EXCHANGE = {"precondition_frequency": 4, "block_size": 4}
 
+SYNCHRONOUS = {"roots": {"asynchronous": False}}
 CASE = "momentum, decay, nesterov"
 # By name, the shapes of the weights and what differs from the small options of shampoo_reference.
 CASES = {
@@ -63,20 +45,14 @@ CASES = {
     "eigenbases": (
         [(9, 6), (4, 4), (3,)],
         {"method": "eigenvalue_corrected", "beta1": 0.5, "beta2": 0.9}
-        | {"grafting": {"kind": "adam", "norm": "none"}, "roots": {"asynchronous": False}},
+        | {"grafting": {"kind": "adam", "norm": "none"}}
+        | SYNCHRONOUS,
     ),
-    "more workers than blocks": (
-        [(5, 4), (3,)],
-        {"block_size": 8, "roots": {"asynchronous": False}, "grafting": "sgd"},
-    ),
+    "more workers than blocks": ([(5, 4), (3,)], {"block_size": 8, "grafting": "sgd"} | SYNCHRONOUS),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
-        {
-            "block_size": 5,
-            "blocking": {"max_dimension": 20},
-            "momentum": 0.5,
-            "grafting": {"kind": "rmsprop", "norm": "block"},
-        }
+        {"block_size": 5, "blocking": {"max_dimension": 20}, "momentum": 0.5}
+        | {"grafting": {"kind": "rmsprop", "norm": "block"}}
         | {"limits": {"absolute": 0.01, "relative": 0.1}, "statistics": {"frequency": 3}}
         | {"roots": {"early_growth": 0.2}},
     ),

@@ -44,19 +44,6 @@ def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every):
         assert found == list(dict.fromkeys(step for step in expected if step is not None))
 
 
-def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for(monkeypatch):
-    # As steps that XLA compiles.
-    monkeypatch.setattr(optimizer, "in_xla", lambda: True)
-    core = make(precondition_frequency=4)
-    history = reference.drifting(SHAPES, 9)
-    for gradients in history:
-        core.update([tf.constant(g) for g in gradients], RATE)
-    assert exchange_due(core.options, core.step, core.exchanged.exchanged_at)
-    core.exchange()
-    assert not exchange_due(core.options, core.step, core.exchanged.exchanged_at)
-    assert status(core, "root_step").tolist() == [9] * 4
-
-
 def test_roots_that_are_not_there_count_as_identities_at_any_step(monkeypatch):
     """As after a warm start that took the step, but no statistics."""
     core = make(precondition_frequency=2, method="eigenvalue_corrected", roots=SYNCHRONOUS)
@@ -82,9 +69,11 @@ def test_roots_of_the_device_are_those_of_the_host():
     changed = {"precondition_frequency": 3, "beta2": 0.9, "epsilon": 1e-2, "dtype": tf.float32}
     absolute = {"damping": "absolute"}
     device, host = make(roots=absolute, **changed), make(roots=SYNCHRONOUS | absolute, **changed)
-    step = tf.function(
-        lambda gradients: device.update(gradients, tf.constant(RATE), on_device=True), jit_compile=True
-    )
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        device.update(gradients, tf.constant(RATE), on_device=True)
+
     for gradients in history:
         step([tf.constant(g, tf.float32) for g in gradients])
     reference.train(host, history, RATE)
@@ -100,9 +89,7 @@ def test_roots_of_the_device_are_those_of_the_host():
 
 def test_the_device_refuses_what_it_cannot_compute_and_says_what_to_do():
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
-    with pytest.raises(
-        ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
-    ):
+    with pytest.raises(ValueError, match=r"^method eigenvalue_corrected requires .*ShampooCallback"):
         make(method="eigenvalue_corrected").update(gradients, RATE, on_device=True)
     make(exponent_override=49).update(gradients, RATE, on_device=True)
 

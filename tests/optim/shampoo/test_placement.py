@@ -45,12 +45,8 @@ def meshes(draw):
 def all_placements(mesh, cells):
     """All in which each block is on one device of the first group that has the block's stage and shard."""
     devices = list(itertools.product(*map(range, (mesh.stages, mesh.data, mesh.shards))))
-    return itertools.product(
-        *(
-            [rank for rank, (stage, _, shard) in enumerate(devices) if (stage, shard) == cell]
-            for cell in cells
-        )
-    )
+    places = [(stage, shard) for stage, _, shard in devices]
+    return itertools.product(*([rank for rank, own in enumerate(places) if own == cell] for cell in cells))
 
 
 @settings(max_examples=60)

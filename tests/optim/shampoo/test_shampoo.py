@@ -23,8 +23,7 @@ def at_once(**changed):
 
 
 @pytest.mark.parametrize(
-    ("start", "shares"),
-    [(None, {1: 0, 10**9: 0}), (0, {1: 1}), (25, {1: 0, 24: 0, 25: 1, 26: 1})],
+    ("start", "shares"), [(None, {1: 0, 10**9: 0}), (0, {1: 1}), (25, {1: 0, 24: 0, 25: 1, 26: 1})]
 )
 def test_shampoos_share_by_step(start, shares):
     options = reference.options(start_preconditioning_step=start)
@@ -42,9 +41,7 @@ def test_nothing_and_a_block_of_nothing_have_no_norm_to_normalize_by(norm):
     history[3][0][:4, :3] = 0.0
     expected = reference.replay(options, start, history, 0.1)[0]
     found = reference.train(reference.make_core(options, start), history, 0.1)
-    for weights, others in zip(found, expected, strict=True):
-        for weight, other in zip(weights, others, strict=True):
-            np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
+    assert reference.gap(found, expected, start) < 1e-9
 
 
 @pytest.mark.parametrize("grafting", ["adagrad", "adam"])
@@ -52,9 +49,8 @@ def test_steps_before_the_first_one_are_those_of_the_graft_to_the_bit(grafting):
     """Which Shampoo's own steps go on from, and nothing else has moved."""
     shapes = [(7, 5), (3,), (4, 4)]
     start, history = reference.initial(shapes), reference.drifting(shapes, 9)
-    options = reference.options(
-        grafting=grafting, start_preconditioning_step=3, momentum=0.9, nesterov=True, weight_decay=0.01
-    )
+    averages = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    options = reference.options(grafting=grafting, start_preconditioning_step=3, **averages)
     late = reference.make_core(options, start, tf.float32, starts_late=True)
     alone = reference.make_core(options.graft_alone(), start, tf.float32)
     for gradients in history[:5]:
@@ -71,13 +67,10 @@ def test_steps_before_the_first_one_are_those_of_the_graft_to_the_bit(grafting):
     before = [weight.numpy() for weight in late.weights]
     for core in (late, alone):
         core.update([tf.constant(gradient, tf.float32) for gradient in history[5]], RATE)
-    moved, other = (
-        [weight.numpy() - old for weight, old in zip(core.weights, before, strict=True)]
-        for core in (late, alone)
-    )
     mu = options.momentum
-    for own, plain in zip(moved, other, strict=True):
-        np.testing.assert_allclose(own, (1 - mu) * (1 + mu) * plain, rtol=1e-4, atol=1e-7)
+    for own, plain, old in zip(late.weights, alone.weights, before, strict=True):
+        expected = (1 - mu) * (1 + mu) * (plain.numpy() - old)
+        np.testing.assert_allclose(own.numpy() - old, expected, rtol=1e-4, atol=1e-7)
 
 
 # Closed forms.
@@ -169,28 +162,8 @@ def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_
     np.testing.assert_array_equal(core.weights[0].numpy(), before)
 
 
-def test_weights_of_float16_are_worked_on_in_float32():
-    shapes, dtype = [(6, 4), (3,)], tf.float16
-    # Norms of hundreds: their squares are beyond float16.
-    steps = [[tf.cast(1e3 * g, dtype) for g in gradients] for gradients in reference.drifting(shapes, 8)]
-    weights = [tf.Variable(tf.cast(tf.constant(w), dtype)) for w in reference.initial(shapes)]
-    core = ShampooCore(reference.options(), weights)
-    wide = reference.make_core(reference.options(), [np.zeros(shape) for shape in shapes], tf.float32)
-    assert core.dtype == tf.float32
-    for gradients in steps:
-        old = [tf.cast(weight, tf.float32) for weight in core.weights], [w.numpy() for w in wide.weights]
-        assert core.update_if_finite(gradients, RATE)
-        assert wide.update_if_finite([tf.cast(g, tf.float32) for g in gradients], RATE)
-        for weight, before, other, begin in zip(core.weights, old[0], wide.weights, old[1], strict=True):
-            np.testing.assert_allclose(tf.cast(weight, tf.float32) - before, other.numpy() - begin, atol=0.03)
-    for name, variable in core.variables.items():
-        np.testing.assert_allclose(variable, wide.variables[name], rtol=1e-6, err_msg=name)
-
-
 # Roots A^(-1/2) on four sides: the direction grows with the inverse cube of the gradient.
-STEEP = ShampooOptions(
-    exponent_override=2, grafting={"initial_accumulator": 0.0}, roots={"early_growth": 0.0}
-)
+STEEP = ShampooOptions(exponent_override=2, grafting={"initial_accumulator": 0}, roots={"early_growth": 0})
 
 
 def test_directions_whose_squares_leave_float32_still_have_the_grafts_norm():
