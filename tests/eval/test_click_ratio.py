@@ -8,6 +8,7 @@ from ctr.eval.calibration import Calibration
 from ctr.eval.click_ratio import FEW_CLICKS, click_ratio_interval, describe, judge, poisson_limits
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS, query_bucket
+from jackknife import margin_of
 
 
 def garwood(count: Any) -> tuple[Any, Any]:
@@ -38,15 +39,24 @@ def test_few_clicks_have_the_exact_interval():
         lower, upper = garwood(count)
         expected = predicted / upper, predicted / lower
         assert metrics[-1].ratio_interval() == pytest.approx(expected, rel=1e-10)
-    # From there on it is the jackknife's.
-    many = measured(np.arange(BUCKETS) < FEW_CLICKS)
-    assert many.ratio_interval() == tuple(map(float, many.ratio_estimate().interval()))
     # Each of an array has its own, also without clicks, and with many.
     metrics += [measured(np.arange(BUCKETS) < count) for count in (0, 200)]
     together = Calibration()
     together.sums = np.stack([metric.sums for metric in metrics], axis=1)
     found = np.transpose(click_ratio_interval(together.ratio_estimate(), together.sums[..., 1]))
     np.testing.assert_allclose(found, [metric.ratio_interval() for metric in metrics], equal_nan=True)
+
+
+def test_more_clicks_have_the_interval_of_the_jackknife():
+    # With one value a bucket, the replicates have a closed form.
+    clicks = np.arange(BUCKETS) < FEW_CLICKS
+    metric = measured(clicks)
+    predicted = 1 / (1 + np.exp(2.0))
+    replicates = np.log((BUCKETS - 1) * predicted / (FEW_CLICKS - clicks))
+    margin = margin_of(replicates)
+    point = np.log(BUCKETS * predicted / FEW_CLICKS)
+    assert np.log(metric.ratio_interval()) == pytest.approx((point - margin, point + margin), rel=1e-10)
+    assert metric.ratio_interval() == tuple(map(float, metric.ratio_estimate().interval()))
 
 
 def test_clicks_of_one_query_count_as_one():

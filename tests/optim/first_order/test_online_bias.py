@@ -46,6 +46,24 @@ def test_it_is_nearly_as_good_as_the_best_of_its_walks(drifts, monkeypatch):
     assert together < min(alone) + np.log(len(walks)) + 1
 
 
+def test_the_mean_of_one_walk_is_its_filter(monkeypatch):
+    monkeypatch.setattr(online_bias, "WALKS", (0.3,))
+    rng = np.random.default_rng(3)
+    made = OnlineBias("bias", tf.Variable(0.5))
+    bias, information, seen = 0.5, 0.0, 0.0
+    for rows in (1, 30, 7, 60):
+        gradient, curvature = rng.normal(size=rows) * 0.1, rng.uniform(0, 0.25, rows)
+        parts = (tf.constant(part, tf.float32) for part in (gradient, curvature))
+        made.apply(made.step(made.sums([tf.ones(rows)], *parts, tf.constant(float(rows)))))
+        seen += rows
+        information *= 1 - online_bias.FORGETTING * rows / seen
+        if information:
+            information = 1 / (1 / information + 0.3 * rows / seen)
+        information += curvature.sum()
+        bias -= np.clip(gradient.sum() / (information + online_bias.PRIOR), -1, 1)
+    np.testing.assert_allclose(made.bias.numpy(), bias, rtol=1e-5)
+
+
 def test_a_batch_without_weight_changes_nothing():
     made = OnlineBias("bias", tf.Variable(0.5))
     made.apply(made.step(made.sums([tf.ones(4)], tf.zeros(4), tf.zeros(4), tf.constant(0.0))))
