@@ -38,8 +38,8 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3755,
-    "benchmarks/studies": 4874,
+    "benchmarks": 3747,
+    "benchmarks/studies": 4815,
     "ctr": 1765,
     "ctr/api": 410,
     "ctr/config": 755,
@@ -50,13 +50,13 @@ LINES = {
     "ctr/search": 1823,
     "ctr/serving": 1522,
     "ctr/simulator": 1406,
-    "ctr/training": 11390,
+    "ctr/training": 11388,
     "ctr/workers": 1359,
-    "eval": 4366,
+    "eval": 4364,
     "models": 2035,
-    "optim": 7082,
+    "optim": 7081,
     "pipelines": 8181,
-    "tests": 45458,
+    "tests": 45372,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
