@@ -108,7 +108,7 @@ def _judge_first(
 
 
 def _append(first: tf.Tensor, count: tf.Tensor, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """Appends the ``counted`` ones of values, [N, K], to the ``count``, [K], first values, [64, K], up to 64."""
+    """Appends the ``counted`` values, [N, K], to the first values, [64, K], of which ``count``, [K], are set."""
     columns = first.shape[1]
     index = count + tf.cumsum(tf.cast(counted, tf.float64)) - 1.0
     index = tf.cast(tf.where(counted, tf.minimum(index, FIRST_NUMBERS), FIRST_NUMBERS), tf.int32)
@@ -130,7 +130,7 @@ def _by_rank(values: tf.Tensor, there: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
 
 
 def _sums(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
-    """Computes the statistics, [3, K], of the ``counted`` ones of values [N, K]."""
+    """Computes the statistics, [3, K], of the ``counted`` values among ``values``, [N, K]."""
     count = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0)
     mean = tf.reduce_sum(tf.where(counted, values, 0.0), axis=0) / tf.maximum(count, 1.0)
     squares = tf.reduce_sum(tf.where(counted, tf.square(values - mean), 0.0), axis=0)

@@ -138,7 +138,7 @@ class SliceConfig(StrictModel):
         features: for each single-valued feature, the raw values that get a slice each; rows with another
             value are in no slice. ``all``: a slice for each id of the feature.
         log: the constraint log whose rows the family constrains. Null: the training log.
-        learning_rate: the learning rate (eta) of this family. Null: that of all families. The fewer rows of
+        learning_rate: the learning rate (eta) of this family. Null: the common rate. The fewer rows of
             the family a batch has, the noisier their mean, and the lower the rate should be.
     """
 
@@ -221,7 +221,7 @@ class BiasConstraintsConfig(StrictModel):
 
 
 class ExtraLoss(StrictModel):
-    """A loss of another package: subclasses add keys, and compute the loss.
+    """Base class of the losses of other packages: a subclass adds keys and computes the loss.
 
     Attributes:
         weight: the weight of the loss; the logistic and rank losses share weight 1.
@@ -239,13 +239,13 @@ class ExtraLoss(StrictModel):
 class LabelConfig(StrictModel):
     """A further label, such as a conversion, with a separate output on the layers that the click's output reads.
 
-    It is learned together with the click, under the same ``label_delay``.
+    The model learns the label together with the click, under the same ``label_delay``.
 
     Attributes:
         weight: the weight of its loss; the logistic and rank losses share weight 1.
         ramp: multiplies ``weight``.
-        given: the rows that it is learned and measured on: clicked ones (``click``), so that it is the probability
-            conditional on a click, or ``all``.
+        given: the rows that train and measure the label: clicked rows (``click``), so that its output is the
+            probability given a click, or ``all``.
     """
 
     weight: float = Field(default=1.0, gt=0)

@@ -84,7 +84,7 @@ def rank_loss(
 
 
 def squared_correlation(logits: tf.Tensor, weight: tf.Tensor, group: Workers = ALONE) -> tf.Tensor:
-    """Returns the mean squared correlation, in [0, 1], of two components' logits over the batch, for all pairs (FF 5).
+    """Returns the squared correlation, in [0, 1], of two components' logits over the batch, averaged over pairs (FF 5).
 
     De-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push components apart. Constant
     logits have correlation 0. ``logits``: [n, B], n at least 2; ``weight``: [B]; both of this worker's rows.
@@ -126,14 +126,14 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Returns the names of the terms of the objective, in the order of ``loss_and_terms``."""
+    """Returns the names of the terms of the objective, further labels last."""
     return "logistic", *config.terms
 
 
 def loss_and_terms(
     batch: BatchObjective, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the loss that the weights minimize, and its terms [T] (``loss_terms``), which add up to it.
+    """Computes the loss that the weights minimize, and its terms [T]: ``loss_terms`` except the further labels.
 
     For a part of a batch the results are shares, which add up to the loss and its terms over the group; the gradient
     with respect to the part's rows is the gradient of the whole loss.
@@ -218,7 +218,7 @@ class LogitCurvature(NamedTuple):
 
     Attributes:
         clicked: float32 [B], of the logistic loss.
-        others: float32 [B], of distillation and plug-in losses, at least 0; None without such terms.
+        others: float32 [B], of distillation and plug-in losses, negative values as 0; None without such terms.
         ranked: float32 [B], of the rank loss, which a shift of a query's logits does not change; None without one.
     """
 
@@ -228,7 +228,7 @@ class LogitCurvature(NamedTuple):
 
 
 def logit_curvature(batch: BatchObjective, logit: tf.Tensor, clicked: tf.Tensor) -> LogitCurvature:
-    """Computes the curvature of a component's terms, except constraints and anti-distillation, which are not convex.
+    """Computes a component's curvature without constraints and anti-distillation (not convex) and a rank head's loss.
 
     Args:
         logit: float32 [B], the component's logit.
@@ -278,7 +278,7 @@ def bend(logit: tf.Tensor) -> tf.Tensor:
 
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
-    """Sums the terms of ``loss_and_terms`` except the rank loss."""
+    """Sums the ``terms`` that ``loss_and_terms`` returns, except the rank loss."""
     # The terms of further labels, which are last, are left out.
     names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])

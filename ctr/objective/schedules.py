@@ -57,7 +57,7 @@ CONSTANT = RateSchedule()
 
 @functools.cache
 def parse_schedule(text: str) -> RateSchedule:
-    """Parses a schedule such as ``warmup 10000 power 2, cosine 1000000 to 0.1``: a warm-up, a decay, or both.
+    """Parses a schedule such as ``warmup 10000 power 2, cosine 1000000 to 0.1``, one of its halves, or ``constant``.
 
     Raises:
         ValueError: the text is not a schedule.

@@ -40,9 +40,9 @@ class BatchConfig(StrictModel):
         growth: the share of the n rows before it that a batch may have, rounded down to a power of two, up to ``rows``
             and at least ``least``; or (n / 11585)^2 up to 1,024, rounded down to a power of four, if that is more.
             So a short log has many steps, and a long one large batches: of 256 rows after 185,360 and of 1,024 after
-            370,720 at the latest. ``auto``: null if ``rows`` is set; 1/4096, or 1/1024 where no call may take
-            many batches: ranking, a label delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have
-            ``rows`` from the start.
+            370,720 at the latest. ``auto``: null if ``rows`` is set; 1/4096, or 1/1024 where no call may take many
+            batches: ranking, further labels, a label delay, constraint logs, one-sided Shampoo of embeddings, ``shapes:
+            few``. Null: batches have ``rows`` from the start.
         least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 if ``growth`` is set, and
             where ``auto`` takes 1/1024.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a separate batch; one with
@@ -107,9 +107,9 @@ class EmbeddingOptimizerConfig(StrictModel):
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss without a rate, under a
-            learned prior of each feature (``ctr.optim.rows.newton``). ``adagrad``: with the next two. ``auto``:
+            learned prior of each feature (``ctr.optim.rows.newton``). ``adagrad``: with the next two keys. ``auto``:
             adagrad if one of these is set, if ``gradient`` is ``mean``, if ``rule`` is not adagrad or if the model is
-            factorized.
+            factorized without the expert ``linear``; otherwise newton.
         linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
         gradient: train on the gradient of the loss summed over the batch, or of its mean.
@@ -117,7 +117,7 @@ class EmbeddingOptimizerConfig(StrictModel):
         update_limit_relative: ``r`` in the rule of ``update_limit_absolute``.
         update_limit_absolute: ``a``: no step moves a weight w by more than r |w| + a. If one would, the whole
             step of its table is scaled down. 0: no limit.
-        schedule: how both learning rates change with the examples trained on, as that of ``optimizer.dense``.
+        schedule: how both learning rates change with the examples trained on, as ``schedule`` of ``optimizer.dense``.
     """
 
     rule: Literal["adagrad", "one_sided"] = "adagrad"
@@ -174,8 +174,8 @@ class DenseOptimizerConfig(StrictModel):
             dense weights use ``shampoo.grafting`` alone, AdaGrad by default, and its steps count from there on.
             Where batches stay smaller it never begins, and costs nothing. 1: with the first batch. Null: never.
         shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
-            applies to matrices, not to biases. ``preset`` begins with those of a paper: ``ff`` (FF 4.2), ``pso`` (PSO
-            algorithm II) or ``pt`` (PT algorithm 2). Without it they are those of ``ff``, but AdaGrad's sums begin at
+            applies to matrices, not to biases. ``preset`` begins with a paper's options: ``ff`` (FF 4.2), ``pso`` (PSO
+            algorithm II) or ``pt`` (PT algorithm 2). Without a preset they equal ``ff``, but AdaGrad's sums begin at
             0.001.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
@@ -252,7 +252,7 @@ class SampleConfig(StrictModel):
         name: the name of the sampling.
         score: ``all``: score every row and train on the sampled ones; the metrics are those of full
             traffic. ``kept``: read only the sampled rows; faster, and the metrics of examples are
-            importance-weighted, but PerQueryAUC is that of the queries after sampling.
+            importance-weighted, but PerQueryAUC is measured on the queries after sampling.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -280,9 +280,9 @@ class TrainConfig(StrictModel):
         time_range: the query times to train on.
         label_delay: seconds until the label of an example is available. The example is scored at the time of its
             query, and trained on when the next query to be scored is at least this much later.
-        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 if the
-            processor has instructions for it.
-        jit: compile the step with XLA. ``auto``: not on a CPU.
+        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 on a
+            TPU, or if the processor has instructions for it.
+        jit: compile the step with XLA. ``auto``: with an accelerator and a single worker.
         record_predictions: write the prediction of every example to the run directory.
         max_rejected_share: stop when more than this share of the rows is faulty.
         max_skipped_steps: stop when this many steps in a row are skipped, because the loss or a gradient is not finite,

@@ -63,7 +63,7 @@ FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Polling:
-    """Seconds between two polls, and seconds without new rows after which to stop; None: never."""
+    """Seconds between two polls, and without new rows before stopping (None: never). InputError if out of range."""
 
     seconds: float = POLL_SECONDS
     stop_when_idle: float | None = None
@@ -177,7 +177,7 @@ def follow(
 ) -> Followed:
     """Trains on a log as it grows, from the newest checkpoint in ``run_dir`` if there is one.
 
-    Neither the log nor constraint logs and sidecars need exist yet. Partitions wait until their sidecars are published.
+    The log, constraint logs and sidecars need not exist yet. Partitions wait until their sidecars are published.
     The same call resumes a stopped run; ``ctr.training.session.train`` resumes and finishes it, and documents further
     arguments. The first member of a group polls, and all advance together.
 

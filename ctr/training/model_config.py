@@ -172,19 +172,19 @@ class ModelConfig(ShortModel):
             The prediction moves from the first of linear, network and pairs towards the others, by gates and an offset
             that are fitted as the log goes by, so that an expert that does not help costs next to nothing. ``auto``:
             all; without network where there are neither crosses nor deep layers, without pairs where the log has more
-            than 32 single-valued features, and network alone with ``factorized``.
+            than 32 single-valued features or fewer than two, and network alone with ``factorized``.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         widths: embedding widths by feature, instead of those in the log's schema; 0: a linear weight only. Features
-            with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; for growing ids it counts those
-            that the log's first partition has.
+            with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of growing ids, the ids in the
+            log's first partition are counted.
         pooling: for a multivalent feature the pooling of its values, instead of their mean: ``target`` suits
             histories. Its linear weights are always averaged.
-        query_size: whether the number of rows of its query is a feature of each row, ``query_size``, of the UI tower.
-            It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
+        query_size: whether each row has a feature ``query_size``, of the UI tower: the number of rows of its query.
+            Missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
             Switch it off if the number of displayed rows is not available when a row is scored.
-        without: features of the log that the model does not have, neither embeddings nor linear weights.
+        without: features of the log that the model does not use, neither with embeddings nor with linear weights.
         network: a network of another package (entry points ``ctr.models``) by its name, with its keys; it replaces
             crosses and deep layers, of whose keys only ``crosses.ramp`` still counts. Empty: none.
     """

@@ -55,7 +55,7 @@ def check_shapes(
 
 
 class TrainState:
-    """All variables that training changes, by name; of variables divided among workers, this worker's parts."""
+    """All variables that training changes; if workers divide a variable, this worker's part of it."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class TrainState:
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
-        """Sets all variables and id maps; ``parts``: of divided arrays. Raises ValueError if names or shapes differ."""
+        """Sets all variables and id maps; ``parts`` of divided arrays. Raises ValueError if names or shapes differ."""
         names = self.leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")

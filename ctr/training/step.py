@@ -50,11 +50,11 @@ class StepResult(NamedTuple):
 
 
 class BatchGradients(NamedTuple):
-    """A batch's scores as in ``StepResult``, and the gradients of rows and of dense weights with their variables.
+    """A batch's scores as in ``StepResult``, its gradients with respect to rows and dense weights, and ``steps``.
 
     ``logits`` has the logits of the click and of each further label, float32 [B]; ``curvatures`` has, for each table,
-    the last fields of a ``RowGradient``, or nothing if the optimizer needs none. For ``gain`` see
-    ``ctr.training.experts.learning.Lesson``.
+    the last fields of a ``RowGradient``, or nothing if the optimizer needs none. For ``steps``, each calibrator with
+    its step, and ``gain`` see ``ctr.training.experts.learning.Lesson``.
     """
 
     logits: list[tf.Tensor]

@@ -32,7 +32,7 @@ def validate(
     Args:
         record: the sidecar that the predictions will be published as.
         source: the directory of the run that this one starts from.
-        follows: whether the log may be missing or empty; checks that need its rows are then left out.
+        follows: whether the log may be empty, or missing for a new run; checks that need its rows are then left out.
 
     Returns:
         The content of summary.json, if the run has processed the current log, constraint logs and sidecars;

@@ -39,7 +39,7 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Reads TF_CONFIG; None if it describes no cluster. Raises InputError if it does not name this worker."""
+    """Reads TF_CONFIG; None if it has no cluster. Raises InputError if it is malformed or lacks this worker."""
     text = environment.get(VARIABLE, "").strip()
     if not text:
         return None

@@ -102,7 +102,7 @@ class Workers:
         return list(sums) if isinstance(sums, list | tuple) else [sums]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates the tensors of all workers, which have one shape [N, ...]: [W * N, ...]."""
+        """Concatenates the workers' tensors, all of the same shape [N, ...], to [W * N, ...]."""
         if self.size == 1:
             return tensor
         gathered = self._gathered(tensor, self._key(tensor))
@@ -122,7 +122,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, tf.shape(of)), of.shape) for part, of in results]
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Gathers int64 or float32 [N, ...] from each worker into [W, N, ...]; only between two steps."""
+        """Gathers int64 or float32 [N, ...] from each worker into [W, N, ...]. Call only between two steps."""
         if self.size == 1 or not numbers.size:
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
         kind = np.float32 if numbers.dtype == np.float32 else np.int64
@@ -131,14 +131,14 @@ class Workers:
         return gathered.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums int32 [N] over all workers; all sums must fit into int32; only between two steps."""
+        """Sums int32 [N] over all workers; all sums must fit into int32. Call only between two steps."""
         if self.size == 1 or not len(numbers):
             return numbers
         with self.timeout(is_patient=True):
             return self._sum_now(numbers.astype(np.int32, copy=False))
 
     def gather_uneven(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Gathers int64 [N] from each worker, where N may differ; between two steps."""
+        """Gathers int64 [N], where N may differ, from each worker. Call only between two steps."""
         lengths = self.gather_numbers(np.array([len(numbers)]))[:, 0]
         rows = self.gather_numbers(np.pad(numbers, (0, int(lengths.max()) - len(numbers))))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
@@ -148,7 +148,7 @@ class Workers:
         return [row.astype(np.uint8).tobytes().decode() for row in rows]
 
     def broadcast(self, content: Any) -> Any:
-        """Returns the first worker's ``content``, of JSON types, in all workers; between two steps."""
+        """Returns the first worker's ``content``, of JSON types, in all workers. Call only between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])

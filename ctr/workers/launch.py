@@ -42,14 +42,14 @@ class Launch:
 
     command: Sequence[str]
     size: int
-    folder: Path  # of each worker's output, NNN.log; created if it does not exist
+    folder: Path  # for the output of each worker, NNN.log; created if it does not exist
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     show: Callable[[Report], None] = lambda report: None  # called with each report of a worker
     say: Callable[[str], None] = lambda text: None  # called with a line at each restart
     mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
     max_restarts: int = MAX_RESTARTS  # most restarts without a checkpoint between
-    start_seconds: float | None = None  # a worker that is not ``joining`` by then hangs; None: no limit
-    settle_seconds: float = _SETTLE_SECONDS  # time for others to end after the first that lost a worker
+    start_seconds: float | None = None  # time for all workers to report ``joining``; None: no limit
+    settle_seconds: float = _SETTLE_SECONDS  # time for the others to end after a failure or the first
     stopped_seconds: float = _STOPPED_SECONDS  # time after which a worker stopped by a signal is lost
 
 

@@ -65,10 +65,10 @@ class Board:
         self._lock = threading.Lock()
 
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
-        """Returns the arrays of all workers, flat, by rank, which stay unchanged until the next exchange ends.
+        """Returns the flat arrays of all workers, by rank; the next exchange may overwrite them.
 
-        All must pass one dtype, the same size and the same number of the call. Raises RuntimeError for another number
-        or size, and LostError if a worker is lost, and from then on.
+        All workers must pass the same dtype, size and ``number`` of the call. Raises RuntimeError if a number or size
+        differs. Raises LostError if a worker is lost, and in every later call.
         """
         with self._lock:
             if self.lost is not None:
@@ -241,7 +241,7 @@ class LocalWorkers(Workers):
 
 
 def join(member: Seat | Cluster | None, timeout: float) -> Workers:
-    """Connects to the other workers, for up to an hour; must be called before TensorFlow computes anything."""
+    """Connects to the other workers, before TensorFlow computes anything. Raises WorkerLostError if one is missing."""
     if member is None or member.size == 1:
         return ALONE
     log.info("worker %d of %d: joining", member.rank, member.size)

@@ -79,7 +79,7 @@ class Sharding:
 
 
 def shard(array: np.ndarray, part: Part) -> np.ndarray:
-    """Returns a part of a whole array. Raises ValueError if the part is of another array."""
+    """Returns a part of a whole array. Raises ValueError if the part is of an array with another number of rows."""
     flat = array if part.shape is None else array.reshape(-1)
     if len(flat) != part.total:
         raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
@@ -104,9 +104,9 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """Assembles the part ``wanted`` from other parts; a later call may add more of them to the ``array`` so far.
+    """Assembles the part ``wanted`` from other parts; pass the result as ``array`` to add more parts to it.
 
-    Rows that are missing so far are zero. Raises ValueError if the parts are of different arrays.
+    Missing rows are zero. Raises ValueError if parts are of arrays with different numbers of rows, or lack rows.
     """
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]

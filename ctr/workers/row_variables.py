@@ -16,7 +16,7 @@ def rows_like(table: tf.Variable, row: np.ndarray) -> tf.Variable:
 
 
 def grow_rows(variable: tf.Variable, size: int) -> None:
-    """Appends rows of zeros to a variable of any number of rows, [R, C], until there are ``size``."""
+    """Appends rows of zeros to a variable, [R, C] with dynamic R, until it has ``size`` rows."""
     rows = row_count(variable)
     if rows < size:
         variable.assign(tf.pad(variable.read_value(), [[0, size - rows], [0, 0]]))

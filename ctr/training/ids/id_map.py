@@ -423,8 +423,8 @@ class IdMap:
     def restore(self, arrays: Mapping[str, np.ndarray], entries: Mapping[str, int] | None = None) -> None:
         """Restores the state that ``to_arrays`` returned for a map created with the same arguments.
 
-        All members restore their maps together. ``entries``: the result of ``entries`` if members have parts of the
-        arrays; None: the arrays are whole. Raises ValueError if the map had other features or another admission rule.
+        All members call it together. ``entries``: what the saved map's ``entries`` returned, if members have parts of
+        the arrays; None: they are whole. Raises ValueError if the number of features or the array names differ.
         """
         expected = self.to_arrays()
         if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:

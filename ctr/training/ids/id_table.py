@@ -193,7 +193,7 @@ class IdTable:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], places: int | None = None) -> None:
-        """Restores the result of ``to_arrays``; ``places``: of the whole table, if the arrays are a member's part."""
+        """Restores the result of ``to_arrays``; ``places``: the number in the whole table, if the arrays are a part."""
         self.clear()
         self.features, self.fingerprints = arrays["feature"].copy(), arrays["fingerprint"].copy()
         self.places = len(self.features) if places is None else places

@@ -21,7 +21,7 @@ _NAMED = 3
 
 
 class Features(Observer):
-    """Counts the rows without a value of each feature; reports features and growing ids."""
+    """For each feature, counts the rows without a value; reports features and growing ids."""
 
     name = "features"
 

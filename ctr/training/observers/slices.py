@@ -65,10 +65,10 @@ class Slices(Observer):
 def default_slices(
     run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
 ) -> dict[str, SliceCalibration]:
-    """Returns the three features whose slices differ most in calibration, the most different first.
+    """Returns the calibration by slice of up to three features, by name, the least calibrated feature first.
 
     At the end of a short pass the recorded predictions are joined with the ids of the rows. Among single-valued
-    features with few values, those whose slices are furthest from calibrated, beyond chance, are chosen:
+    features with few values, the features whose slices are furthest from calibrated, beyond chance, are chosen:
 
         score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
 

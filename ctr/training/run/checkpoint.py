@@ -117,7 +117,7 @@ def save(
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    Several writers call it after one of them has called ``begin``. Raises PassingError: see ``begin``.
+    Several writers call it after one called ``begin``. Raises PassingError (see ``begin``), or WorkerLostError.
     """
     final = _path(folder, examples)
     partial = folder / f"{final.name}{PARTIAL}"
@@ -144,7 +144,7 @@ def begin(folder: Path, examples: int, nbytes: int) -> str:
     """Makes the folder of the checkpoint at position ``examples``; returns a random tag for all its writers.
 
     If the disk lacks ``nbytes``, deletes old checkpoints, but never the newest. Raises PassingError if even that does
-    not free enough; then nothing is deleted.
+    not free enough; then no checkpoint is deleted.
     """
     make_folder(folder)
     _remove_leftovers(folder)
@@ -188,7 +188,7 @@ def _make_room(folder: Path, needed: int) -> None:
 
 
 def newest_position(folder: Path) -> tuple[int, int]:
-    """Returns the numbers of rows scored and learned from at the newest intact checkpoint; zeros without one."""
+    """Returns the numbers of rows scored and learned from at the checkpoint of ``newest_sound``; zeros without one."""
     # Imported here, because it loads pyarrow, which printing a finished run does not need.
     from ctr.training.run.position import Position
 

@@ -79,7 +79,7 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], group: "Workers"
 ) -> Iterator[None]:
-    """Creates a run's files, or checks that they fit the arguments; the first worker locks the folder in the block."""
+    """Creates a run's files and locks its folder for the block; InputError if the files do not fit or it is in use."""
 
     def begin() -> None:
         # Features first: if they differ, so do widths.
@@ -104,7 +104,7 @@ def adopt_config(run_dir: Path, config: TrainConfig) -> None:
 
 
 def with_skip_of(run_dir: Path, config: TrainConfig) -> TrainConfig:
-    """Returns ``config`` with the run's ``skip``, to which ``--skip`` may have added, unless it has other ranges."""
+    """Returns ``config`` with the run's ``skip``, which ``--skip`` may have extended, unless it skips others."""
     path = run_dir / "config.yaml"
     skip = load_model(TrainConfig, path, "config").skip if path.is_file() else ()
     return config.model_copy(update={"skip": skip}) if {*config.skip} <= {*skip} else config

@@ -32,7 +32,7 @@ class Writer(NamedTuple):
     size: int = 1
     parts: Mapping[str, Part] = {}  # by the names of arrays, without undivided arrays
     patience: float = 0.0  # seconds that the first writer waits for the others' files; 0: no limit
-    attempt: str = ""  # the tag from ``begin`` in the names of notes: those of earlier attempts are ignored
+    attempt: str = ""  # the tag from ``begin`` in the names of notes; notes of earlier attempts are ignored
     is_leaving: Callable[[], bool] = lambda: False  # whether this process is ending, and waits only briefly
 
     @property

@@ -18,7 +18,7 @@ from ctr.training.sizes import fit, fit_ids
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Lookups of a batch of B rows (padded) in one table with S single- and M multivalent features."""
+    """Lookups of a batch of B rows (padded) in one table with S single-valued and M multivalent features."""
 
     distinct: np.ndarray  # int32 [U], rows, each once; padded with unneeded rows, whose gradient is 0
     single: np.ndarray  # int32 [B, S], positions in ``distinct``
@@ -277,7 +277,7 @@ class BatchRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlans:
-    """Lookups of each of K batches of B rows (padded) in one table with S single- and M multivalent features."""
+    """Lookups of K batches of B rows (padded) in one table with S single-valued and M multivalent features."""
 
     distinct: np.ndarray  # [D], the distinct rows of each batch in turn, or keys of ids without rows yet
     counts: np.ndarray  # int64 [K], number of distinct rows of each batch

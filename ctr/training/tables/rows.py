@@ -1,4 +1,4 @@
-"""Placement of the rows of embedding tables: all in this process, or those of large tables dealt to a group.
+"""Placement of the rows of embedding tables: all in this process, or the rows of large tables dealt to a group.
 
 Tables are referred to by index.
 """
@@ -42,7 +42,7 @@ class Local:
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Returns the rows for this worker's share of a batch, float32 [., C], and plans that refer to these rows.
 
-        ``held``: for each of the first tables, the distinct rows that this worker holds, float32 [Q, C].
+        ``held``: for each table with a plan, the distinct rows that this worker holds, float32 [Q, C].
         """
         return list(held), list(plans)
 
@@ -56,7 +56,7 @@ class Local:
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        """Returns the table, on the first worker with all ``rows``; all must call it. Copies only divided tables."""
+        """Returns the table, on the first worker with all ``rows``. All workers call it; copies divided tables only."""
         return variable
 
 

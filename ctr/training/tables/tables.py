@@ -274,7 +274,7 @@ class EmbeddingTables:
             id_map.restore(id_arrays(self.layouts[number], arrays), lengths)
 
     def whole(self) -> list[tf.Variable]:
-        """Returns the tables, on the first worker with all rows; all must call it. Undivided tables are not copied."""
+        """Returns the tables, whole on the first worker. All workers must call it. Copies only divided tables."""
         return [
             self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
         ]

@@ -77,7 +77,7 @@ def warm_start(
 ) -> None:
     """Creates ``run_dir`` as a run that starts from another run's weights and position, unless it exists already.
 
-    Raises InputError if ``run_dir`` has a different run, or ``source`` has no sound checkpoint.
+    Raises InputError if ``run_dir`` has another run, or ``source`` has no sound checkpoint or no feature of the log.
     """
     old_dir = Path(source.run_dir)
     if not needs_warm_start(run_dir, old_dir):
