@@ -234,6 +234,27 @@ def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
         release.set()
 
 
+@pytest.mark.parametrize("at", ["before it is sent to", "with a round in it"])
+def test_a_pool_that_is_gone_loses_at_most_its_round(at):
+    host, now = pipeline(patience=60.0), new_round()
+    exchange(host, 1, now)
+    grown(now, 1.0)
+    if at == "with a round in it":
+        host.send(2, now)
+    host._pool.shutdown(wait=True, cancel_futures=True)
+    host.patience = 0.1
+    if at == "before it is sent to":
+        host.send(2, now)
+    host.collect(2, now)
+    found = counts(now)
+    host.patience = 60.0
+    grown(now, 1.0)
+    assert found["refreshed"] + found.get("lost", 0) == 10
+    exchange(host, 3, now)
+    assert counts(now)["refreshed"] == found["refreshed"] + 5
+    assert now.status[STATUS_ROW["root_step"]].tolist() == [3] * 5
+
+
 def test_small_drift_keeps_a_root_until_it_has_added_up():
     host, now = pipeline(drift_bound=0.25), new_round()
     exchange(host, 1, now)
