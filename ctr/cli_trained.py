@@ -102,7 +102,7 @@ class SearchOptions(TriesOptions):
 def replay(options: TriesOptions) -> None:
     """Train the arms of an experiment on one log, and report what each gains and costs.
 
-    The workers of --beam-options see the log and the output directory under the same paths.
+    Workers started with --beam-options must see the log and the output directory under the same paths.
     """
     from ctr.experiments.config import check_experiment_folder, read_experiment
     from ctr.experiments.report.write import write_experiment
@@ -117,9 +117,9 @@ def replay(options: TriesOptions) -> None:
 
 
 def search(options: SearchOptions) -> None:
-    """Search for the architecture that is most accurate at a target cost, and evaluate it on the held-out half.
+    """Search for the most accurate architecture at a target cost; unless --no-replay, evaluate it on held-out rows.
 
-    The workers of --beam-options see the log and the output directory under the same paths.
+    Workers started with --beam-options must see the log and the output directory under the same paths.
     """
     from ctr.search.config import check_search_folder, read_search
     from ctr.search.report import write_search

@@ -18,7 +18,7 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
     """Imports TensorFlow without its notices, which ignore the log level, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
-    TensorFlow itself. Code that uses ``tf.keras`` later still gets it. With ``keeps_loops``, caches compiled loops.
+    TensorFlow itself. Later uses of ``tf.keras`` still import Keras. ``keeps_loops``: whether to cache compiled loops.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     printed = b""
@@ -46,9 +46,9 @@ def load_tensorflow(keeps_loops: bool = False) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Excludes imported objects from garbage collection: TensorFlow alone has 400,000, which stay.
+    """Excludes imported objects from garbage collection.
 
-    The collector would scan all of them during the imports, and now and then later. SIGINT is delayed.
+    TensorFlow alone creates 400,000 that live as long as the process; scans of them take time. SIGINT is delayed.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()

@@ -41,7 +41,7 @@ def ingest(
     Arrow, whose rows are those of a file ``frame.parquet``. ``mapping`` is a mapping file or its keys. Without it,
     ``label`` is required, a column or a rule such as ``rating>=4``; the other roles are optional, and the features are
     inferred, as in ``ctr quickstart``. Returns the command's ``--json`` result; with ``label`` also ``mapping``, the
-    text of the mapping file. Raises InputError: the table or the mapping is unreadable, or too many rows are malformed.
+    text of the mapping file. Raises InputError if the table or mapping is unreadable, or too many rows are malformed.
 
     Example:
         >>> import pyarrow
@@ -84,7 +84,7 @@ def train(
     """Trains in one pass over a log, or resumes the run, as ``ctr train LOG --out RUN --config CONFIG`` does.
 
     ``config`` is a file of settings or its keys; None: the defaults. Returns the content of ``summary.json``: metrics
-    with intervals, counts, times and hashes. Raises InputError: the log, the configuration or the run do not fit.
+    with intervals, counts, times and hashes. Raises InputError if the log, the configuration or the run is unsuitable.
 
     Example:
         >>> ctr.train("log", "run", {"model": {"experts": ["linear"]}})["examples"]
@@ -108,8 +108,8 @@ def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
     """Compares two runs over the same log, as ``ctr compare RUN_A RUN_B --json`` does.
 
     Returns ``results``, rows of metric, run, slice, window, value and 95% interval, also of the paired differences, B -
-    A; ``verdicts`` by metric; and the differences of configurations. Raises InputError: a directory is no run, or the
-    runs have different examples.
+    A; ``verdicts`` by metric; and the differences of configurations. Raises InputError if a directory is not a run, or
+    the runs have different examples.
 
     Example:
         >>> ctr.compare("a", "b")["examples"]
@@ -123,7 +123,7 @@ def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
 def report(*runs: Path | str, out: Path | str | None = None) -> Path:
     """Writes one HTML file with the plots of runs, as ``ctr report RUN ...`` does, and returns its path.
 
-    ``out``: the file, by default ``report.html`` in the first run. Raises InputError: no run, or ``out`` is no report.
+    ``out``: by default ``report.html`` in the first run. Raises InputError without a run, or if ``out`` is no report.
 
     Example:
         >>> ctr.report("a", "b").as_posix()
@@ -137,8 +137,8 @@ def report(*runs: Path | str, out: Path | str | None = None) -> Path:
 def export(run: Path | str, folder: Path | str, checkpoint: int | None = None) -> Path:
     """Writes a run's model as a SavedModel, as ``ctr export RUN --out FOLDER`` does, and returns the version's path.
 
-    ``checkpoint``: the position of a checkpoint, by default of the newest one. Raises InputError: no run or no such
-    checkpoint, or ``folder`` has another model under this version.
+    ``checkpoint``: the position of a checkpoint, by default the newest. Raises InputError if the run or the checkpoint
+    does not exist, or ``folder`` has another model under this version, or its newest version is of another run.
 
     Example:
         >>> ctr.Scorer(ctr.export("a", "exports")).predict({"ad": ["a1", "a2"]}).shape

@@ -111,7 +111,7 @@ class Predictions:
 
 
 def read_predictions(source: Source, columns: Columns) -> Predictions:
-    """Reads and checks predictions. Raises InputError, which names all missing columns, or the row of a value."""
+    """Reads and checks predictions. Raises InputError with all missing columns, or the row of the first bad value."""
     if (columns.prediction is None) == (columns.logit is None):
         raise InputError("one of prediction, probabilities from 0 to 1, and logit is required")
     where, table = _read(source, columns)
@@ -195,7 +195,7 @@ def _coded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
 
 
 def compare_predictions(a: Predictions, b: Predictions) -> dict[str, Any]:
-    """Compares predictions of the same rows, a as the baseline. Raises InputError: the rows differ."""
+    """Compares predictions of the same rows, with a as the baseline. Raises InputError if the rows differ."""
     if len(a.label) != len(b.label):
         raise InputError(f"{a.where} has {len(a.label):,} rows, {b.where} {len(b.label):,}; {_SAME_ROWS}")
     if (differs := (a.label != b.label) | (a.weight != b.weight) | (a.query_id != b.query_id)).any():

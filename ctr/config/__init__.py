@@ -182,7 +182,7 @@ def read_yaml(path: Path, what: str) -> Any:
 def apply_settings(content: Any, settings: Sequence[str]) -> Any:
     """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
 
-    Returns content that is no mapping unchanged, for ``parse_model`` to refuse.
+    Content that is not a mapping is returned unchanged. Raises InputError if a setting is malformed or below a value.
     """
     changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
@@ -209,7 +209,7 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
 
 
 def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:
-    """Reads a YAML file (or no file: the defaults), applies ``settings``, and validates the result as ``model``."""
+    """Reads a YAML file (None: the defaults), applies ``settings`` and validates; raises InputError for any fault."""
     content = read_yaml(path, what) if path is not None else {}
     where = f"{what} {path}" if path is not None else "settings"
     return parse_model(model, apply_settings(content, settings), where)

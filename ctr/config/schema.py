@@ -68,7 +68,7 @@ def json_schema(model: type[Any]) -> Schema:
 
 
 def file_schema(kind: str, model: type[BaseModel]) -> Schema:
-    """Returns the published JSON Schema of a kind of file, with its name."""
+    """Returns the published JSON Schema of a kind of file, including its ``$id`` and ``title``."""
     schema = json_schema(model)
     named = {
         "$schema": schema["$schema"],

@@ -109,7 +109,7 @@ def _power_of_two(number: int) -> int:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs whole queries into batches, a larger query alone; rejects queries of more than ``max_query_rows`` rows."""
+    """Packs whole queries into batches, larger ones alone. Those of more than ``max_query_rows`` rows become rejects."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
@@ -189,7 +189,7 @@ class Interleaved:
     """Reads the whole queries of a log up to an increasing time, at most ``most`` rows a call unless a query has more.
 
     The rows of each call depend only on the position at the start and on the times, so that a resume from the position
-    of the last returned row continues with the same rows. All rows of a query beyond ``max_query_rows`` are faulty.
+    of the last returned row continues with the same rows. Queries of more than ``max_query_rows`` are faulty.
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int) -> None:

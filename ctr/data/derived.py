@@ -22,12 +22,12 @@ Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
 
 class ColumnRule(StrictModel):
-    """A rule of another package that converts a text to a text: subclasses add keys and the two methods.
+    """A rule of another package that converts strings to strings: subclasses add keys and the two methods.
 
     A missing value is passed as the empty text; an empty result also means missing. Text that is not UTF-8 is missing.
 
     Attributes:
-        probes: texts, beside common ones, for which exports check that both methods return the same.
+        probes: texts, in addition to common ones, for which exports check that both methods return the same.
     """
 
     probes: ClassVar[tuple[str, ...]] = ()

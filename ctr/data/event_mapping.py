@@ -150,7 +150,7 @@ class EventMapping(ShortModel):
         overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in the files
             before it. Null: not at all.
         future: how far an event's time may lie after its arrival, and how far an arrival that closes partitions may lie
-            after nine tenths of those read with it. Null: unlimited; then none is in the future.
+            after the 90th percentile of the arrivals read with it. Null: unlimited; no event is in the future.
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.

@@ -68,7 +68,7 @@ class Category(FeatureBase):
 
     Attributes:
         kind: the kind of the feature.
-        source: the column that is read; required but with ``history``.
+        source: the column that is read; required unless ``history`` is set.
         buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has a
             distinct id. With a vocabulary it follows from the list and must not be set.
         vocabulary: the values with distinct ids: ids 1 to n in this order, n + 1 for all other values. Null: there is
@@ -80,7 +80,7 @@ class Category(FeatureBase):
         max_values: maximum number of values per row.
         keep: which end of a longer row is used: the first or the last values; ``last`` suits histories that grow at
             their end.
-        history: the values are no column, but earlier rows' values in the log. The feature is multivalent, its name is
+        history: the values come from earlier rows of the log, not a column. The feature is multivalent, its name is
             its source, and it has the ``buckets`` or the ``vocabulary`` of the feature that is listed. A server sends
             the values under the feature's name, the latest one last.
     """
@@ -187,8 +187,8 @@ class Number(FeatureBase):
         boundaries: increasing boundaries between buckets.
         log: boundaries that grow geometrically, from 1 on.
         step: evenly spaced boundaries.
-        as_value: ``value``: the network reads the number itself, less the mean and over the standard deviation of the
-            rows learned so far, between -10 and 10, and whether it is missing.
+        as_value: ``value``: the network reads the number, standardized by the mean and standard deviation of the rows
+            learned so far and clipped to [-10, 10], and whether it is missing.
         scale: ``log``: a value x is replaced by sign(x) log(1 + |x|), which suits amounts of any size.
     """
 
@@ -247,8 +247,8 @@ class Number(FeatureBase):
 class Vector(FeatureBase):
     """A list of numbers of fixed length, such as an embedding from another model; the network reads the numbers.
 
-    A list of another length, or with anything but finite numbers, is a reason to reject its row. An empty list or text
-    is missing.
+    A row is rejected if its list has another length or contains anything but finite numbers. An empty list or text is
+    missing.
 
     Attributes:
         kind: the kind of the feature.
@@ -257,8 +257,8 @@ class Vector(FeatureBase):
         separator: the text between numbers in a text column; a space stands for any run of white space.
         strip: ASCII characters that are taken off both ends of each number in a text column: with ``,`` as
             separator and ``[]`` here, ``[0.5, 1]`` is read.
-        normalize: whether the network reads each element less the mean and over the standard deviation of the
-            rows learned so far, between -10 and 10; else it reads the element itself.
+        normalize: whether each element is standardized by its mean and standard deviation over the rows learned so
+            far, and clipped to [-10, 10]; otherwise the network reads the elements unchanged.
     """
 
     kind: Literal["vector"] = "vector"

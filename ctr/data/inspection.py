@@ -91,7 +91,7 @@ class FeatureSummary:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Columns beside the log; ``sample`` if they are decisions of ``ctr sample``."""
+    """Columns beside the log; ``sample``: whether they are decisions of ``ctr sample``."""
 
     name: str
     columns: tuple[str, ...]

@@ -57,11 +57,11 @@ class ValuesEntry(StrictModel):
 
 
 class Manifest(ShortModel):
-    """One published partition [start, end) of query time, in microseconds, and the number of ``distinct`` growing ids.
+    """One published partition [start, end) of query time, in microseconds.
 
-    ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty if not
-    counted (``ctr.data.shards.stage_partition``). ``labeled`` is False if the rows have no labels. ``values`` is
-    the dictionary of its values, or None.
+    ``distinct``: the number of distinct ids of each feature whose ids grow. ``pages``: counts of the queries with more
+    than one row, from ``ctr.data.query_size.find_pages``; empty if there are none or they were not counted. ``labeled``
+    is False if the rows have no labels. ``values``: size and hash of the dictionary of raw values, or None.
     """
 
     left_out = ("distinct", "pages", "labeled", "values")

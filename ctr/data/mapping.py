@@ -117,7 +117,7 @@ def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput) -> tuple[st
 
 
 class RowOrder(StrictModel):
-    """Times for logs without a time column: by the number of the row.
+    """Times derived from row numbers, for logs without a time column.
 
     Attributes:
         start: the time of the first row; UTC unless it names an offset.
@@ -159,14 +159,14 @@ class Time(StrictModel):
 
     Attributes:
         column: the column with the time.
-        unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
+        unit: the unit of numeric times, counted from 1970; ``serial``: days since 1899-12-30, as in spreadsheets.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
         zone: the zone of times without an offset, such as ``Europe/Berlin``. Null: UTC.
-        ambiguous: with ``zone``, which of the two is meant by a local time that occurs twice, at the end of summer
-            time. Null: its row is rejected.
+        ambiguous: with ``zone``, which of the two times to use for a local time that occurs twice, when daylight saving
+            time ends. Null: the row is rejected.
         first: earlier times are rejected. Null: those before 1970.
         last: later times are rejected. Null: those after 9999.
-        row_order: times by the number of the row, for logs without a time.
+        row_order: derives times from row numbers, for logs without times.
     """
 
     column: Column | None = None

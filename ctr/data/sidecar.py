@@ -133,9 +133,9 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
 
 
 class SidecarHash:
-    """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
+    """Hashes the manifests of a sidecar's first partitions incrementally, continuing from the last call's hash.
 
-    Each manifest is read once, and again only if another one before it was added or deleted.
+    Starts over if a partition was added or deleted among those hashed so far, or if ``time`` is earlier.
     """
 
     def __init__(self, log: Path, name: str) -> None:

@@ -31,7 +31,7 @@ class Selection:
 def read_selection(
     log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
 ) -> Iterator[Rows]:
-    """Yields the selected rows from ``start`` on. Raises InputError if the log is damaged or the sample lacks a row."""
+    """Yields the selected rows from ``start`` on. Raises InputError if files are damaged or the sample lacks a row."""
     times = (selection.time_range.start_us, selection.time_range.end_us)
     for block in read_rows(log, schema, manifests, start, times):
         rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)

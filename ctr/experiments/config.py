@@ -59,11 +59,11 @@ class BaselineConfig(StrictModel):
     """Baseline of the other arms: the training configuration with changes.
 
     Attributes:
-        title: its name in tables and plots.
+        title: the arm's name in tables and plots.
         note: a remark for the report.
         set: values by dotted keys of the training configuration.
-        teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
-        sampling: the sampling of the rows that it is trained on (FF 3.3), one of ``samplings``. Null: none.
+        teacher: the teacher whose predictions the arm distills (FF 4.1.2), one of ``teachers``. Null: none.
+        sampling: the sampling of the rows that the arm is trained on (FF 3.3), one of ``samplings``. Null: none.
         score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
     """
 
@@ -79,10 +79,10 @@ class ArmConfig(BaselineConfig):
     """The baseline's ``set`` with one change or several; it does not inherit the baseline's teacher and sampling.
 
     Attributes:
-        title: its name in tables and plots; empty: its key.
-        retrain: the names in the experiment's ``retrain`` by which its runs are retrained. Null: all of them.
-        against: the arm that it is compared with.
-        paper: numbers that a paper reports for it: short texts by name of the column (accuracy, training_cost,
+        title: the arm's name in tables and plots; empty: its key.
+        retrain: the names in the experiment's ``retrain`` for which the arm's runs are retrained. Null: all of them.
+        against: the arm that this one is compared with.
+        paper: numbers that a paper reports for the arm: short texts by name of the column (accuracy, training_cost,
             ...).
     """
 
@@ -114,7 +114,7 @@ class ExperimentConfig(StrictModel):
         note: the text below the title.
         base: the file of a training configuration, relative to the experiment's file. Null: ``config`` is the
             complete configuration.
-        config: changes of the training configuration as nested keys; without ``base``, the complete
+        config: changes to the training configuration as nested keys; without ``base``, the complete
             configuration.
         seeds: each arm is trained with each of these seeds.
         retrain: differences of an arm's retrains from its runs, by name: each run is trained once more, with the same

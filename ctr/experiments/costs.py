@@ -26,9 +26,9 @@ _ARMS_AT_ONCE = 8  # arms beside the baseline in one process, which holds all th
 
 
 def write_costs(folders: Folders, calls: Calls, timing: bool) -> dict[str, Outcome]:
-    """Writes the costs of each arm with a finished run; only counts operations unless ``timing``.
+    """Writes costs.json: costs of the baseline and of every arm with a finished run, and the teachers' FLOPs.
 
-    Returns the failures of measurements, by the names of their arms.
+    Without ``timing``, only counts operations; keeps valid costs. Returns failures, by the names measured together.
     """
     summaries = {
         name: next(filter(None, (folders.read(run.folder, "summary.json") for run in runs)), {})

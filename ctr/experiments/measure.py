@@ -72,7 +72,7 @@ def measure(
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
-    """Reads the batches of a turn; repeats the batches of a short log. Raises InputError if there are no rows."""
+    """Reads the first ``BATCHES`` batches, repeated if the log is short. Raises InputError if none has a valid row."""
     schema = config.model.features(schema)
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)

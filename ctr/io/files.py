@@ -122,7 +122,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the entries of a folder to disk, so that a rename in it survives a power cut."""
+    """Flushes the entries of a folder to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
@@ -132,7 +132,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its parents, so that they survive a power cut. Raises InputError if a file is in the way."""
+    """Creates a folder and its parents, flushed to disk. Raises InputError if a file is in the way."""
     if folder.is_dir():
         return
     if fault := directory_fault(folder):

@@ -257,14 +257,14 @@ def sync(
     follow_seconds: float | None = None,
     progress: _Progress = lambda files: None,
 ) -> int:
-    """Copies the files of ``source`` that ``target`` lacks or has otherwise, folders or addresses; returns how many.
+    """Copies the files that ``target`` lacks or that differ there; both are folders or addresses. Returns their number.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
         follow_seconds: repeats at this interval until SIGINT or SIGTERM, then once more, and raises Interrupted.
         progress: called with the number of files copied so far.
 
-    Raises InputError for a wrong address or a target that is another log or run; PassingError: a store does not answer.
+    Raises InputError for a bad address or source, or a target of another log or run; PassingError: a store fails.
     """
     try:
         copies = _Sync(_Folder(source), _Folder(target), begin_us, progress)

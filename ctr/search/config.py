@@ -28,16 +28,16 @@ class ControllerConfig(StrictModel):
             ``rejection``: candidates above the target are drawn again, and gradients corrected for it (TabNAS).
         gamma: the factor of the cost's distance from the target.
         baseline_decay: decay of the moving average of rewards.
-        learning_rate: the controller's, about the largest change of a logit in a step. Null: TuNAS's rate, 0.0048,
-            or 20 over the number of steps if these are too few to move a logit far.
-        warmup_fraction: the share of the search in which it does not learn; at its start all parts of the supernet
-            are trained.
+        learning_rate: the controller's learning rate, roughly the largest change of a logit per step. Null: 0.0048
+            as in TuNAS or, if larger, 20 divided by the number of steps after the warm-up, but at most 0.1.
+        warmup_fraction: the share of the search, at its beginning, in which the controller does not learn; at first
+            all parts of the supernet are trained.
         candidates_per_batch: the number of candidates that score each batch before training on it.
-        rejection_samples: the number of candidates that estimate the probability of keeping to the target if
-            there are more than that.
+        rejection_samples: the number of candidates sampled to estimate the probability that a candidate is within the
+            target, if the space has more candidates than this.
         learners: the number of candidates drawn to be trained on each batch, with the mean of their gradients.
-        extremes: candidates that are trained on every batch beside them. ``largest``: the largest network.
-            ``sandwich``: the smallest one, too (Yu, Huang, ICCV 2019).
+        extremes: candidates trained on every batch in addition to the drawn ones. ``largest``: the largest network.
+            ``sandwich``: also the smallest (Yu, Huang, ICCV 2019).
     """
 
     mode: Literal["penalty", "rejection"] = "penalty"
@@ -61,11 +61,11 @@ class SearchConfig(StrictModel):
         note: the text below the title.
         base: the file of a training configuration, relative to the search's file. Null: ``config`` is the complete
             configuration.
-        config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
+        config: changes to the training configuration as nested keys; without ``base``, the complete configuration.
             The result is the baseline.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the maximum cost of the result, as a share of the baseline's.
-        prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
+        prefix: the share of the rows in the time range that the search reads; the result is evaluated on the rest.
         seed: seed of all draws, and of the runs of the search.
         seeds: the result and the baseline are finally trained with each of these.
         cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it

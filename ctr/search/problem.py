@@ -58,10 +58,10 @@ class Prefix:
 
 
 def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix, int]:
-    """Returns the prefix with a ``share`` of a log's rows, up to a query time, so that no query is divided.
+    """Returns the prefix with a ``share`` of the rows in a time range, up to a query time, so that no query is split.
 
-    Also returns the number of all rows. ``share``: above 0 and at most 1. Raises InputError if the log is damaged or
-    has no rows in the time range, or the prefix would have none.
+    Also returns the number of rows in the time range; ``share``, in (0, 1], is of these. Raises InputError if the log
+    is damaged or has no rows in the time range, or the prefix would have none.
     """
     manifests = read_manifests(log)
     blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))

@@ -43,8 +43,8 @@ def run_search(
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
     Args:
-        settings: changes of the file, as ``key=value``.
-        is_judged: whether the result is trained alone and compared with the baseline.
+        settings: changes to the file, as ``key=value``.
+        is_judged: whether to train the result alone and compare it with the baseline, unless it is the baseline.
 
     Returns the result, which is also in OUT/search.json, and the failed runs of the comparison, by name.
     Raises InputError for an invalid search or log, another search or process in ``out``, or no candidate within the

@@ -115,7 +115,7 @@ def _joined(items: Iterable[Any], separator: str) -> bytes:
 
 
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
-    """Converts a column to float32 [rows], NaN where missing. Raises InputError: a value is not a number."""
+    """Converts a column to float32 [rows], NaN where missing. Raises InputError if a value is not a number."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         return values.astype(np.float32)
     numbers = []
@@ -135,7 +135,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
     """Converts a column to int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
 
-    Raises InputError: a value is not a time, or is before 1970.
+    Raises InputError if a value is not a time, or is before 1970.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind == "M":
         values = list(values)
@@ -181,7 +181,7 @@ class FunctionInputs:
     def read(self, features: Mapping[str, Any]) -> dict[str, Texts | np.ndarray]:
         """Converts the columns that the function takes to lists of texts, float32 and int64 arrays.
 
-        Raises InputError: a column is absent, lengths differ, or a value has the wrong type.
+        Raises InputError if a column is absent, lengths differ, or a value has the wrong type.
         """
         absent = [source for source in self.columns.values() if source not in features]
         if absent:

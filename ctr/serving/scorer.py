@@ -84,12 +84,12 @@ class Scorer:
         return self._call("predict_ids", packed)
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Computes Q, float32 [N, n, K], from the Quality tower's columns; arguments as for ``predict``."""
+        """Computes Q, float32 [N, n, K]; arguments as for ``predict``. Raises InputError also unless ``factorized``."""
         self._require_factors()
         return self._call("quality", self._inputs["quality"].read(features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Returns U, float32 [N, n, K], of the UI tower, computed or cached; arguments as for ``predict``."""
+        """Returns U, float32 [N, n, K], computed or cached; arguments and errors as for ``quality``."""
         self._require_factors()
         columns = self._inputs["ui"].read(features)
         if self._cache is None:
@@ -110,7 +110,7 @@ class Scorer:
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
         """Computes click probabilities, float32 [N], from Q and U row by row.
 
-        Both are float32 [N, n, K]; one of them may be [1, n, K], which is then combined with every row of the other.
+        Both are float32 [N, n, K]; one may be [1, n, K], for every row of the other. InputError unless ``factorized``.
         """
         self._require_factors()
         return self._call("combine", {"Q": quality, "U": ui})["p"]

@@ -40,7 +40,7 @@ class WorldConfig(StrictModel):
     Attributes:
         seed: the seed of the world and of its traffic.
         start: the first day (UTC).
-        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
+        queries_per_day: queries on a working day; there are fewer on weekends. A day is one partition of the log
             and is held in memory.
         candidates: ads that are retrieved for a query and compete for its slots.
         slots: positions on a page. Only ads that reach the reserve are shown, so some pages show none.

@@ -108,7 +108,7 @@ def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _
 
 
 class FeatureIds:
-    """Computes the ids of placed ads from users, queries, ads and pages, each of which is hashed once."""
+    """Computes the feature ids of placed ads: hashes users and page placements once, queries and ads once per day."""
 
     def __init__(self, world: World, schema: Schema = SCHEMA) -> None:
         self.schema = schema

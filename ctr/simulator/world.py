@@ -191,13 +191,13 @@ def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, co
 class Retrieval:
     """Retrieval order of a day's ads, [A]: of all, and of each topic from its index in ``begins``, [topics + 1]."""
 
-    everywhere: np.ndarray  # indices in ``Ads`` by falling popularity
+    everywhere: np.ndarray  # indices in ``Ads`` by descending popularity
     of_topics: np.ndarray  # the same topic by topic
     begins: np.ndarray
 
 
 def retrieval_order(ads: Ads, topics: int) -> Retrieval:
-    """Returns the order in which a day's ads are retrieved, by falling popularity."""
+    """Returns the order in which a day's ads are retrieved, by descending popularity."""
     order = np.argsort(-ads.popularity, kind="stable")
     of_topics = order[np.argsort(ads.topic[order], kind="stable")]
     begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])

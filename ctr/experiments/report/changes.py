@@ -14,7 +14,7 @@ from ctr.experiments.report.runs import CHANGED, MeasuredArm, seed_rows
 
 
 def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
-    """Compares each of `CHANGED` of an arm with a reference's, at the seeds that both finished.
+    """Compares the metrics in `CHANGED` of an arm and its reference, at the seeds that both finished.
 
     ``METRIC_difference`` is the mean over the seeds and the value of each seed; ``METRIC_change_percent`` the same in
     percent of the reference's. ``METRIC_significant`` is 1 if the interval excludes 0 and all seeds have one sign, 0

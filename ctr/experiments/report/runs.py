@@ -137,7 +137,7 @@ def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
 
 
 def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
-    """Returns a planned run, None unless it is finished, and its ending; ``owner`` is its arm, or ``ARM~RETRAIN``."""
+    """Returns a planned run, or None unless finished, and how it ended; ``owner``: its arm, or ``ARM~RETRAIN``."""
 
     def ending(state: str, reason: str) -> tuple[None, Ending]:
         return None, Ending(planned.seed, planned.folder, state, reason)
