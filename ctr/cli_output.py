@@ -151,7 +151,7 @@ class Bar:
         return parts
 
     def phase(self, word: str) -> None:
-        """Shows an activity other than learning without delay; an empty word ends it."""
+        """Immediately shows an activity other than learning; an empty word ends it."""
         self._is_late |= word == "compiling" and self._position == self._first
         if not self._bar.disable:
             self._bar.set_description_str(word)
