@@ -168,7 +168,7 @@ class ProgressiveMetrics:
         return out
 
     def summary(self) -> dict[str, Any]:
-        """Returns `line` with tables: calibration by decile and by slice (the heaviest), PerQueryAUC by query size."""
+        """Returns `line` and tables: calibration by decile and of the heaviest slices, PerQueryAUC by query size."""
         out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
         out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")

@@ -150,7 +150,7 @@ def prediction_parts(folder: Path) -> list[Path]:
 
 
 def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Reads columns of one file of predictions. Raises InputError unless each holds numbers without nulls."""
+    """Reads columns of one file of predictions. Raises InputError for null ids or times and for columns of text."""
     table = read_columns(path, columns, "predictions")
     for name in columns:
         kind = table[name].dtype.kind

@@ -168,7 +168,7 @@ def look_up_numbers(
     """Returns the inputs of numeric features for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] each.
 
     ``values`` are float32 [B, size] for each feature, NaN where missing; a vector with a NaN is missing. ``copies`` is
-    the number of copies in the tables; ``dtype`` returns the dtype of the input of a tower, given its name.
+    the number of embeddings in a row of the tables; ``dtype`` returns the dtype of a tower's input, by its name.
     """
     looked_up = []
     for number, raw in values.items():

@@ -30,8 +30,8 @@ def query_effect(
         probability, label, weight: p, y and w, float32 [B].
 
     Returns:
-        For each row, float32 [B], u, and 1 / (1 + s H), the factor of the curvature of a weight that the whole query
-        shares.
+        Two float32 [B]: u, the effect of each row's query, and 1 / (1 + s H), which multiplies the curvature of a
+        weight that the whole query shares.
     """
     size = tf.shape(query)[0]
     parts = tf.stack([probability - label, probability * (1.0 - probability), probability + label], axis=1)

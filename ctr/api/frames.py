@@ -38,7 +38,7 @@ Source: TypeAlias = Path | str | ArrowStream
 
 
 def arrow_table(frame: ArrowStream) -> pa.Table:
-    """Returns a frame's columns, without the index of a pandas frame."""
+    """Converts a frame to an Arrow table, without the index of a pandas frame. Raises InputError for other objects."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(frame, pandas.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)

@@ -36,7 +36,7 @@ _SHIFT, _FRACTION = np.uint64(32), np.uint64(_UNIT - 1)
 
 
 class ByTeacher(StrictModel):
-    """A rule by a teacher's progressive predictions.
+    """A sampling rule that uses a teacher's progressive predictions.
 
     Attributes:
         teacher: the sidecar with the teacher's recorded ``logit``.

@@ -19,7 +19,7 @@ TEACHER_LOGIT = "teacher_logit"
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection of rows and joined columns; a sample multiplies train weights, and metric weights if ``only_kept``."""
+    """Rows and joined columns to read. A sample multiplies train weights and, if ``only_kept``, metric weights."""
 
     time_range: TimeRange = field(default_factory=TimeRange)
     sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows

@@ -118,7 +118,7 @@ class Call:
         return [*arguments, *(["--record", self.sidecar] if self.sidecar is not None else [])]
 
     def threads(self, folders: Folders) -> str | None:
-        """Returns the threads of the call's run, None before it begins; another number would change its results."""
+        """Returns the number of threads that the run began with, on which its results depend; None before it begins."""
         threads: str | None = folders.read(self.folder, "environment.json").get("variables", {}).get(THREADS)
         return threads
 

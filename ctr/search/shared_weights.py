@@ -232,7 +232,7 @@ class SharedStep(CompiledStep):
 
 
 def batch_loss(feed: Feed, logit: np.ndarray) -> float:
-    """Returns the batch's mean logistic loss by metric weight, or NaN; ``logit`` [N] begins with the batch's rows."""
+    """Returns the batch's weighted mean logistic loss, NaN if all weights are 0; ``logit`` [N] begins with its rows."""
     rows = feed.batch.rows
     logit = logit[: len(rows)].astype(np.float64)
     losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))

@@ -61,7 +61,7 @@ def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) 
 
 
 def export_from_run(snapshot: Snapshot) -> None:
-    """Publishes a model in its run directory, and keeps only the newest ``config.export.keep`` versions there."""
+    """Publishes a model in its run directory, and keeps the newest. Raises ValueError without ``config.export``."""
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")

@@ -162,7 +162,7 @@ class SimulatorConfig(WorldConfig):
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Raises InputError if a directory for a log or for events has content that is not a simulation's."""
+    """Raises InputError if a directory for a log or for events holds anything that a simulation did not write."""
     for log in logs:
         check_log_folder(log)
     if events is not None:

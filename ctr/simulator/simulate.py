@@ -117,7 +117,7 @@ def simulate(
 
 
 def begin_log(config: WorldConfig, folder: Path) -> None:
-    """Creates a log of this world in a folder, or checks that it is one. Raises InputError for other content."""
+    """Creates a log of this world in a folder, unless there is one. Raises InputError if it holds anything else."""
     create_log(folder, world_schema(config))
     path = folder / WORLD_FILE
     if create_exclusively(path, dump_yaml(config).encode()):

@@ -135,7 +135,7 @@ class CompiledStep:
         return Scores(logit, slices, labels=labels)
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
-        """Returns whether the weights after the last step give sound predictions for the batch of that step."""
+        """Returns whether the weights give plausible logits for the last batch learned from; True before any step."""
         if self._last_applied is None:
             return True
         feed = self._last_applied().of_tables(self.state.active_layouts)

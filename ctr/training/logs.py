@@ -128,7 +128,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
     """Resolves the ``ModelConfig`` keys that depend on the log: ``query_size``, ``widths`` and ``experts``.
 
-    Reads no label, and nothing after the first partition: a run that follows the log has the same configuration.
+    Reads no labels, and nothing after the first partition with rows, so a run that follows the log resolves the same.
     """
     model = config.model
     if model.query_size == "auto":

@@ -22,9 +22,9 @@ class RetrainConfig(StrictModel):
     """One small change of the training, all else being equal. Null: none.
 
     Attributes:
-        kind: ``rounding``: each initial dense weight is moved by one unit in its last place, up or down. ``order``: the
-            rows of each query come in random order, so that sums over a batch are rounded differently at each step.
-            ``drop_rows``: a share of the queries is scored, and not learned from.
+        kind: ``rounding``: each initial dense weight but 0 is moved by one unit in its last place, up or down.
+            ``order``: the rows of each query come in random order, so that sums are rounded differently. ``drop_rows``:
+            a share of the queries is scored, and not learned from.
         number: two retrains of one kind with different numbers draw independently.
         share: the share of the queries that ``drop_rows`` leaves out.
     """

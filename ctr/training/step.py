@@ -53,8 +53,8 @@ class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, its gradients with respect to rows and dense weights, and ``steps``.
 
     ``logits`` has the logits of the click and of each further label, float32 [B]; ``curvatures`` has, for each table,
-    the last fields of a ``RowGradient``, or nothing if the optimizer needs none. For ``steps``, each calibrator with
-    its step, and ``gain`` see ``ctr.training.experts.learning.Lesson``.
+    ``curvature`` and ``groups`` of its ``RowGradient``, or nothing if the optimizer needs none. ``steps`` pairs each
+    calibrator with its step; ``ctr.training.experts.learning.Lesson`` describes ``steps`` and ``gain``.
     """
 
     logits: list[tf.Tensor]

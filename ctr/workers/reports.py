@@ -50,7 +50,7 @@ def reporter_of() -> Reporter | None:
 
 
 class Reports:
-    """Reading end of the pipe of all workers' reports; they inherit the writing end, ``descriptor``."""
+    """Reading end of the pipe through which all workers report; workers inherit the writing end, ``descriptor``."""
 
     def __init__(self) -> None:
         self._reading, self.descriptor = os.pipe()

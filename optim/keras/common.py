@@ -225,7 +225,7 @@ class ShampooArguments:
     """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
     Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars use the grafted
-    optimizer; embedding tables are trained on the rows that a batch touches. By default both use AdaGrad.
+    optimizer; embedding tables are trained on the rows that a batch touches. By default the last two learn by AdaGrad.
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.

@@ -21,7 +21,7 @@ class RowSetup(NamedTuple):
         rates: float32 [C], the learning rates of the columns.
         initial_accumulators: float32 [C], the initial values of AdaGrad's sums of squares.
         copies: number of embeddings in a row, each with a linear weight behind it.
-        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: no limit.
+        limit: arguments of ``limit_update``, which scales all touched rows of a table by one factor; None: no limit.
         groups: the workers that share a table's rows, ``ALONE`` if this one holds all; None: it holds all tables.
     """
 

@@ -212,7 +212,7 @@ def _list_sizes(column: pa.Array) -> np.ndarray:
 
 
 def concat_events(what: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenates events of a kind, or ``EARLIER``."""
+    """Concatenates events of one kind, or earlier impressions (``EARLIER``); without tables, empty with its schema."""
     schema = {IMPRESSIONS: impression_schema(mapping), EARLIER: EARLIER_SCHEMA}.get(what, CLICK_SCHEMA)
     return pa.concat_tables([schema.empty_table(), *tables])
 

@@ -29,10 +29,10 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns a warning for each kind with over 0.5% early, late or orphaned events, with settings that match more.
+    """Warns of each kind of which over 0.5% of events are early, late or orphaned, and names settings that match more.
 
-    Reads the latest partitions with 100,000 clicks, a thousand at most, and the impressions from a day (the lookback,
-    if longer) before them on. The events of each label are judged as clicks are.
+    Reads the latest partitions until they have 100,000 clicks, at most 1,000 partitions, and impressions from a day
+    (or the lookback, if longer) before these partitions on. The events of each label are judged as clicks are.
     """
     manifests, rules = read_manifests(log), partition_rules(mapping)
     warnings = []

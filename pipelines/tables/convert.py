@@ -330,7 +330,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """Parses ids, int64 [N], 0 if missing: integers, text like 12.0, else hashes. Raises InputError for a bad type."""
+    """Parses ids to int64 [N] (other text is hashed, missing is 0), and what is missing. InputError for a bad type."""
     kind, missing = column.type, is_missing(column)
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing

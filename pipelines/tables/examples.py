@@ -191,7 +191,7 @@ def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
 def check_numbers(
     names: Sequence[str], vectors: Table[str, Vector], columns: Columns, verdict: Verdict
 ) -> None:
-    """Converts the sources of numbers to numeric columns, and the sources of vectors to lists of numbers."""
+    """Converts sources of numbers to numeric columns and of vectors to lists; refuses bad rows in ``verdict``."""
     for name in names:
         numbers, bad = parse_column(name, columns, parse_numbers)
         verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")

@@ -243,9 +243,9 @@ class IngestSettings:
     """Settings of an ingest.
 
     Attributes:
-        append: whether more files will come: rows of partitions that may get more are held back until a row comes that
-            is later than the end of the partition by the allowed lateness (and the gap of sessions).
-        allowed_lateness_us: microseconds that a row may come later than others.
+        append: whether more files will follow. If so, the rows of a partition are held back until a row is later than
+            the partition's end by more than the allowed lateness (plus the gap of sessions).
+        allowed_lateness_us: how far a row's time may lie behind the latest time read before it, in microseconds.
         max_reject_share: a larger share of rejected rows stops the ingest.
         progress: called with the number of rows read since its last call.
         block_bytes: bytes of a file that are read at a time; they do not change the log.

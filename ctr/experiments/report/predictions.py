@@ -23,7 +23,7 @@ Pairs = Mapping[tuple[int, ...], PairedPredictions]
 
 
 def begin_of_late(folder: Path, plan: Plan) -> int | None:
-    """Returns the query time at which the late part begins, from the first run whose predictions are readable."""
+    """Returns the query time at which the late part begins, by the first finished run with readable predictions."""
     for run in (run for arm in (plan.arm(plan.baseline), *plan.arms) for run in arm.runs):
         if (folder / run.folder / "summary.json").exists():
             try:
@@ -38,11 +38,11 @@ def begin_of_late(folder: Path, plan: Plan) -> int | None:
 def prediction_rows(
     folder: Path, plan: Plan, arms: Mapping[str, MeasuredArm], late_from: int | None
 ) -> tuple[list[Row], list[str]]:
-    """Measures PD of the pairs of seeds of each arm, and of its runs and their retrains over the last half.
+    """Measures the prediction difference (PD) between seeds of an arm, and between runs and retrains, in the last half.
 
-    ``prediction_difference`` has each pair of seeds and their mean, and ``prediction_difference_ratio`` relates it to
-    the reference's, over the pairs of both. ``retrain_difference`` has each run and its retrain, by kind; the kind
-    ``seed`` has the pairs of the arm's seeds. Its means have intervals by a jackknife over seeds.
+    ``prediction_difference`` has each pair of seeds and their mean; ``prediction_difference_ratio`` divides this mean
+    by the reference's, over the pairs that both have. ``retrain_difference`` has each run with its retrain, by kind;
+    the kind ``seed`` has the pairs of the arm's seeds. Means have intervals by a jackknife over seeds.
     ``retrain_pairs_planned`` counts the pairs once all runs are finished. Also returns missing parts, with reasons.
     """
     rows: list[Row] = []
@@ -120,7 +120,7 @@ def _pair_rows(arm: str, pairs: Pairs, others: Pairs) -> list[Row]:
 def over_seeds(
     ours: Mapping[tuple[int, ...], float], theirs: Mapping[tuple[int, ...], float] | None = None
 ) -> Estimate | None:
-    """Returns the mean over pairs, or its ratio to the others' mean over common pairs; None without any pair.
+    """Returns the mean of ``ours``, or the ratio of both means over common pairs; None if there are no pairs.
 
     Each jackknife replicate leaves out the pairs of one seed.
     """

@@ -73,7 +73,7 @@ def tuning_rows(
 
 
 def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Sorts the points by ascending cost, keeping only the most accurate of equal cost."""
+    """Sorts the points by ascending cost; of points with equal cost, keeps only the most accurate one."""
     ascending = sorted(points, key=lambda point: (point.cost, float(point.accuracy.point)))
     return [*{point.cost: point for point in ascending}.values()]
 

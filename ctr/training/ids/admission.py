@@ -150,7 +150,7 @@ class WaitingIds:
         self._table.clear()
 
     def forget(self, features: np.ndarray, fingerprints: np.ndarray) -> None:
-        """Removes admitted ids of the last ``count`` from the exact counts; the sketch does not change."""
+        """Removes ids that the last call of ``count`` admitted from the exact counts; the sketch does not change."""
         indices = self._table.find(features, fingerprints)
         self._table.remove(indices[indices >= 0], len(indices))
 

@@ -21,7 +21,7 @@ class DecayClock:
     The frequency of an id is the sum over its occurrences of 2^(-(now - time) / half_life). The map stores the sum of
     2^((time - landmark) / half_life), which does not change while an id is not seen, and differs by a factor that all
     ids share, so that both have the same order. The landmark, in microseconds, moves by whole half-lives, which is
-    exact except for frequencies below 2^-800 of a recent occurrence.
+    exact except for frequencies below 2^-800 times the weight of a recent occurrence.
 
     Cormode, Shkapenyuk, Srivastava, Xu, "Forward decay", 2009.
     """

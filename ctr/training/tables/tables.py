@@ -68,7 +68,7 @@ _NO_ROWS = np.zeros(0, np.int32), np.zeros(0, np.int16), np.zeros(0, np.int64)
 
 
 class EmbeddingTables:
-    """Tables, maps of growing ids, and the optimizer of all rows, which may be divided among a ``group``."""
+    """Tables, divided among a ``group`` or not, their maps of growing ids, and the optimizer of their rows."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts = layouts
