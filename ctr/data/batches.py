@@ -109,7 +109,7 @@ def _power_of_two(number: int) -> int:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs whole queries into batches, larger ones alone. Those of more than ``max_query_rows`` rows become rejects."""
+    """Packs whole queries into batches, larger ones alone; any of more than ``max_query_rows`` rows is rejected."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
