@@ -2,7 +2,7 @@
 
 import pickle
 
-from ctr.io.errors import LONGEST_LINE, InputError, error_lines, listed
+from ctr.io.errors import LONGEST_LINE, InputError, error_lines, joined, listed
 
 
 def test_a_long_error_is_a_line_and_a_hint():
@@ -31,3 +31,10 @@ def test_few_words_are_listed_and_of_many_the_likeliest():
     assert text.endswith(", ... (2,000 in all)")
     lines = error_lines(InputError(f"--label x: no such column; the columns are {text}"))
     assert all(len(line) <= LONGEST_LINE for line in lines)
+
+
+def test_of_many_differences_the_first_are_shown():
+    assert joined(["a was 1, is 2", "b was 3, is 4"]) == "a was 1, is 2; b was 3, is 4"
+    text = joined([f"feature_{number} was added" for number in range(1000)])
+    assert text.startswith("feature_0 was added; feature_1 was added; ") and len(text) < 200
+    assert text.endswith(f"; and {1000 - text.count('was added')} more")

@@ -302,6 +302,24 @@ def test_what_is_new_follows_until_a_signal(name, log, bucket, tmp_path, capsys)
     assert sorted(puts(bucket)) == sorted([*files(log), "new"])
 
 
+WRONG_SETTINGS = [
+    ("az://ads/log", {}, "Account must be specified"),
+    ("gs://ads/log", {"GOOGLE_SERVICE_ACCOUNT": "/nope.json"}, "/nope.json"),
+    ("s3://ads/log", {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "maybe"}, "maybe"),
+]
+
+
+@pytest.mark.parametrize(("address", "variables", "said"), WRONG_SETTINGS, ids=["az", "gs", "s3"])
+def test_wrong_settings_of_a_store_are_one_line(address, variables, said, log, monkeypatch, capsys):
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["sync", str(log), address]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {address}: Generic ") and said in line
+
+
 def test_between_two_folders_of_this_machine_without_obstore(log, tmp_path, monkeypatch, capsys):
     for name in ["obstore", *(name for name in sys.modules if name.startswith("obstore."))]:
         monkeypatch.setitem(sys.modules, name, None)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.models.architecture import Architecture, Factors
-from ctr.models.click_model import TowerInput
+from ctr.models.click_model import TowerInput, forward
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
-from ctr.search.masks import MaskedPart, masks_of, passed_over
+from ctr.search.masks import MaskedPart, candidate_weights, masks_of, passed_over
 from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
@@ -91,6 +91,11 @@ def columns_of(candidate: Shape) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def inputs() -> np.ndarray:
+    """e_0, [B, 8]."""
+    return np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
+
+
 def prediction(experts: Experts, weights, columns: dict[str, np.ndarray]) -> np.ndarray:
     rng = np.random.default_rng(2)
     given = {
@@ -112,18 +117,20 @@ def test_a_masked_network_is_the_smaller_one(kind, data):
     of_features, kept = masks_of(candidate, shape, LAYOUTS), columns_of(candidate)
     of_columns = [of_features[f"features/{layout.name}"][:, :-1].ravel() for layout in LAYOUTS]
     np.testing.assert_array_equal(np.concatenate(of_columns), kept)
-    widths = {tower: part.stop - (part.start or 0) for tower, part in parts.items()}
-    largest = made(Experts(names, shape), widths)
+    largest = made(
+        Experts(names, shape), {tower: part.stop - (part.start or 0) for tower, part in parts.items()}
+    )
     own = [kept[part] for part in parts.values()]
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, *own)
     plain = architecture(kind, candidate)
     shapes = {name: np.shape(one) for name, one in weights.items() if not name.startswith("experts/")}
-    columns = {tower: int(one.sum()) for tower, one in zip(parts, own, strict=True)}
-    assert weight_shapes(plain, columns) == shapes
+    assert (
+        weight_shapes(plain, {tower: int(one.sum()) for tower, one in zip(parts, own, strict=True)}) == shapes
+    )
     # From one mask to the next; a table's masks leave zeros for columns that are not kept.
     masked_part = MaskedPart(masks_of(LARGEST, shape, LAYOUTS))
     masked_part.set_to(masked_part.packed(of_features))
-    e0 = np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
+    e0 = inputs()
     found = prediction(
         Experts(names, shape),
         dict(masked_part.weights(largest)),
@@ -132,3 +139,24 @@ def test_a_masked_network_is_the_smaller_one(kind, data):
     columns = {tower: e0[:, part][:, kept[part]] for tower, part in parts.items()}
     expected = prediction(Experts(names, plain), weights, columns)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
+
+
+def test_masks_of_ones_change_no_bit():
+    for dtype in ("float32", "bfloat16"):
+        shape = Architecture(2, 3, UNITS, RANKS, activation="smelu", compute_dtype=dtype)
+        weights = made(Experts(("network",), shape), {"quality": 8})
+        everything = masks_of(Shape(UNITS, RANKS, 2, 3, {}, ()), shape, LAYOUTS)
+        assert all((mask == 1).all() for mask in everything.values())
+        e0 = tf.constant(inputs()[np.newaxis], dtype)
+        found = []
+        for masks in ({}, everything):
+            with tf.GradientTape() as tape:
+                tape.watch([e0, weights])
+                given_inputs = {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}
+                own = candidate_weights(weights, masks)
+                logits = forward(shape, own, given_inputs, tf.constant(0.7), compiled=True).logits
+                total = tf.reduce_sum(tf.square(logits))
+            gradients = tape.gradient(total, [e0, *weights.values()], unconnected_gradients="zero")
+            found.append([logits, *gradients])
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
